@@ -1,0 +1,95 @@
+"""Every exception that crosses a module border, and the exit code of each.
+
+    FusecacheError                      exit 1
+    |-- UsageError                      exit 2   bad argument, bad configuration: names thing, value, what is allowed
+    |-- MountError                      exit 3   mount point or /dev/fuse can't be used
+    |-- StateError                      exit 4   state folder or database can't be used
+    |-- InterruptedWait                 exit 5   a bounded wait ended before what it waited for
+    `-- UpstreamError                   exit 6   Alluxio answered with an error, or did not answer
+        |-- NotFound                             path or id unknown (also: a UFS file that is gone)
+        |-- PermissionDenied                     Alluxio refuses this user
+        |-- AuthenticationFailed                 wrong scheme, user or impersonation: final, not retried
+        |-- InvalidRequest                       Alluxio calls our request malformed
+        |-- StaleId                              the id no longer names a live file
+        |-- Incomplete                           the file is still being written
+        |-- Unavailable                          nobody could answer within the budget
+        |-- ProtocolError                        what came back can't be true: lengths, names, offsets, ids
+        `-- VersionMismatch                      the server speaks another major protocol
+
+Which errno an application sees is decided in `fusecache.fs.errno_map` alone. These classes carry no gRPC
+type, so that no layer above `alluxio` has to know the transport.
+"""
+
+from __future__ import annotations
+
+
+class FusecacheError(Exception):
+    """A failure with a text for people: one line, no traceback, the class's own exit code."""
+
+    exit_code = 1
+
+
+class UsageError(FusecacheError):
+    """A wrong argument or setting; the text names it, its value and what is allowed."""
+
+    exit_code = 2
+
+
+class MountError(FusecacheError):
+    """A mount point, /dev/fuse or fusermount3 can't be used."""
+
+    exit_code = 3
+
+
+class StateError(FusecacheError):
+    """A state folder or database can't be used (rights, owner, format, space)."""
+
+    exit_code = 4
+
+
+class InterruptedWait(FusecacheError):
+    """A bounded wait ended before what it waited for."""
+
+    exit_code = 5
+
+
+class UpstreamError(FusecacheError):
+    """Alluxio answered with an error, or did not answer."""
+
+    exit_code = 6
+
+
+class NotFound(UpstreamError):
+    """The path or id is unknown to Alluxio, or its UFS file is gone."""
+
+
+class PermissionDenied(UpstreamError):
+    """Alluxio refuses the operation to the user this client speaks as."""
+
+
+class AuthenticationFailed(UpstreamError):
+    """The SASL handshake was refused: scheme, user or impersonation. Not retried."""
+
+
+class InvalidRequest(UpstreamError):
+    """Alluxio calls the request malformed (INVALID_ARGUMENT, FAILED_PRECONDITION)."""
+
+
+class StaleId(UpstreamError):
+    """The id no longer names a live file: the file was replaced or removed."""
+
+
+class Incomplete(UpstreamError):
+    """The file is still being written and has no readable content yet."""
+
+
+class Unavailable(UpstreamError):
+    """No source could answer within the budget."""
+
+
+class ProtocolError(UpstreamError):
+    """What the server sent can't be true; nothing of it was used."""
+
+
+class VersionMismatch(UpstreamError):
+    """The server's service version is not the one this client speaks."""

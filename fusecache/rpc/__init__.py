@@ -1,0 +1,1 @@
+"""gRPC as this project uses it: channels, budgets and retries, TLS. Knows no Alluxio message."""
