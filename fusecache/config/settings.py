@@ -1,0 +1,306 @@
+"""THE table of settings, and the shapes of the configuration file (pydantic models, frozen).
+
+`Settings` is the table: one field is one top-level YAML key, may be given again under a mount, is a flag of
+`fusecache mount` (dashes for underscores) and an environment variable (FUSECACHE_ and the key in capitals). Units are
+part of the names; people may write `10GiB` or `5m`. Each description gives the reason of the default; the
+README's table is generated from here (`config.reference`).
+
+Nothing here reads a file, the environment or argv (`config.load` does) and nothing here touches the network.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+
+from fusecache.config.source import parse_host_port
+from fusecache.config.units import parse_duration, parse_mode, parse_size
+
+KIB = 1 << 10
+MIB = 1 << 20
+GIB = 1 << 30
+
+
+def _no_bool(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("not a number")
+    return value
+
+
+def _absolute(value: Path) -> Path:
+    return Path(os.path.abspath(value.expanduser()))
+
+
+def _host_port(value: str) -> str:
+    host, port = parse_host_port(value)
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+Seconds = Annotated[float, BeforeValidator(parse_duration), Field(ge=0, le=10 * 365 * 86400)]
+Size = Annotated[int, BeforeValidator(parse_size)]
+Count = Annotated[int, BeforeValidator(_no_bool)]
+Rate = Annotated[float, BeforeValidator(_no_bool), Field(gt=0, allow_inf_nan=False)]
+Mode = Annotated[int, BeforeValidator(parse_mode), Field(ge=0, le=0o777)]
+Id = Annotated[int, BeforeValidator(_no_bool), Field(ge=0, lt=2**32 - 1)]
+AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
+AbsoluteFolder = Annotated[str, AfterValidator(lambda text: str(_absolute(Path(text))))]
+HostPort = Annotated[str, AfterValidator(_host_port)]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=False, hide_input_in_errors=True)
+
+
+def _default_state_dir() -> Path:
+    if os.geteuid() == 0:
+        return Path("/var/lib/fusecache")
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "fusecache"
+
+
+def _default_runtime_dir() -> Path:
+    if os.geteuid() == 0:
+        return Path("/run/fusecache")
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    return Path(runtime) / "fusecache" if runtime else _default_state_dir() / "run"
+
+
+class Settings(_Model):
+    """Tuning and behaviour of one mount."""
+
+    open_mode: Literal["classic"] = Field(
+        "classic",
+        description="How the kernel is served. `classic`: one process under fusermount3, no privileges.",
+    )
+    allow_other: bool | None = Field(
+        None,
+        description="Let other users in. Unset: yes when the daemon is root or /etc/fuse.conf has user_allow_other; "
+        "otherwise the mount is private to its owner.",
+    )
+
+    refresh_s: Seconds = Field(
+        600.0,
+        description="A folder in use is listed again after this time, and what changed is pushed into the kernel. Ten "
+        "minutes, because a master answers only some hundred calls a second and has many clients.",
+    )
+    sync_interval_s: Annotated[float, BeforeValidator(parse_duration), Field(ge=-1, le=10 * 365 * 86400)] = Field(
+        300.0,
+        description="Alluxio compares a folder with the under storage when its last comparison is older; -1 = never, "
+        "0 = at each listing. Below refresh_s, so that a refresh finds what another client changed there.",
+    )
+    immutable: bool = Field(
+        False, description="The data never changes: nothing is listed again and the kernel keeps everything."
+    )
+    immutable_kernel_timeout_s: Seconds = Field(
+        86400.0, description="How long the kernel keeps names and attributes of immutable data."
+    )
+    stale_if_error_s: Seconds = Field(
+        3600.0,
+        description="While no master answers, metadata up to this much older than refresh_s goes on being served "
+        "(counted as stale), so that a master's restart does not stop a job.",
+    )
+    negative_s: Seconds = Field(
+        60.0, description="How long the absence of a name is remembered; a listing that shows the name ends it earlier."
+    )
+    refresh_calls_per_s: Rate = Field(
+        5.0, description="Most background listings a second of this mount, so that many nodes do not flood the master."
+    )
+
+    read_budget_s: Seconds = Field(
+        300.0, gt=0, description="Total time for the bytes of one read before EIO, over all tries and sources."
+    )
+    metadata_budget_s: Seconds = Field(
+        120.0,
+        gt=0,
+        description="Total time for the metadata of one kernel request; outlasts a 90-second restart of the master.",
+    )
+    rpc_try_s: Seconds = Field(30.0, gt=0, description="Deadline of one try of a call.")
+    stall_s: Seconds = Field(15.0, gt=0, description="A stream silent for this long is given up for the next source.")
+    connect_s: Seconds = Field(10.0, gt=0, description="Deadline of one connection attempt, authentication included.")
+
+    read_ahead_bytes: Size = Field(
+        MIB, ge=0, le=GIB, description="The kernel's read-ahead for the mount, where the process may set it."
+    )
+    fetch_bytes: Size = Field(
+        4 * MIB, ge=64 * KIB, le=GIB, description="One fetch from a block worker; each costs a round trip."
+    )
+    chunk_bytes: Size = Field(
+        MIB, ge=4 * KIB, le=64 * MIB, description="Bytes in one message of a block worker's stream."
+    )
+    read_buffer_bytes: Size = Field(
+        256 * MIB, ge=0, description="Memory for fetched bytes that the kernel did not ask for yet."
+    )
+
+    data_threads: Count = Field(16, ge=1, le=1024, description="Threads that fetch file bytes.")
+    metadata_threads: Count = Field(
+        8,
+        ge=1,
+        le=1024,
+        description="Threads for metadata, kept apart so that slow reads never delay a look-up.",
+    )
+    max_open_blocks: Count = Field(
+        4096, ge=16, description="Local block files kept open; the oldest unused one is closed first."
+    )
+
+    read_type: Literal["cache", "no_cache"] = Field(
+        "cache",
+        description="`cache`: a block read from the under storage is stored in Alluxio too; `no_cache`: not.",
+    )
+    passive_cache: bool = Field(
+        False,
+        description="Also copy a block that another node's block worker served to this node's. Off: copies push out "
+        "other data and each block read costs an extra call.",
+    )
+    reserved_bytes: Size = Field(
+        1056 * MIB,
+        ge=0,
+        description="Space a block worker must have free beyond the block to be given it (LocalFirstAvoidEviction).",
+    )
+    zero_rpc_reads: bool = Field(
+        True, description="Open block files of this node's block worker directly, where its tier folder is visible."
+    )
+    touch_interval_s: Seconds = Field(
+        30.0,
+        gt=0,
+        description="How often blocks read without a call are reported to their block worker, which otherwise evicts "
+        "exactly the ones in use.",
+    )
+    touch_calls_per_s: Rate = Field(20.0, description="Most such reports a second.")
+
+    uid: Id | None = Field(
+        None,
+        description="Owner shown for files without a match in owner_map. Unset: the daemon's own uid, or 65534 "
+        "(nobody) when the daemon is root.",
+    )
+    gid: Id | None = Field(None, description="As uid, for groups.")
+    owner_map: dict[str, Id] = Field(
+        default_factory=dict, description="Alluxio owner name -> uid. As a flag or variable: alice=1000,bob=1001."
+    )
+    group_map: dict[str, Id] = Field(
+        default_factory=dict, description="Alluxio group name -> gid. As a flag or variable: staff=50."
+    )
+    map_names: bool = Field(
+        False, description="Also look owner and group names up in this machine's passwd and group databases."
+    )
+    mode_mask: Mode = Field(
+        0o555,
+        description="Permission bits (octal) that may be shown; no write bits by default: the mount is read-only.",
+    )
+
+    metadata_map_bytes: Size = Field(
+        64 * GIB,
+        ge=16 * MIB,
+        description="Address space of the metadata database; the file is sparse and grows with use.",
+    )
+    metadata_hot_entries: Count = Field(
+        50_000, ge=100, description="Decoded entries in memory in front of the database (about 1 KiB each)."
+    )
+
+    state_dir: AbsolutePath = Field(
+        default_factory=_default_state_dir,
+        description="Metadata database and embedded server's state.",
+        json_schema_extra={"default": "/var/lib/fusecache for root, else $XDG_STATE_HOME/fusecache"},
+    )
+    runtime_dir: AbsolutePath = Field(
+        default_factory=_default_runtime_dir,
+        description="Control sockets.",
+        json_schema_extra={"default": "/run/fusecache for root, else $XDG_RUNTIME_DIR/fusecache"},
+    )
+    metrics_address: HostPort | None = Field(
+        None,
+        description="host:port for /metrics, /healthz and /readyz, such as 127.0.0.1:9464. Unset: not served over HTTP "
+        "(`fusecache status` works without).",
+    )
+    log_level: LogLevel = Field("info", description="Least severe events that are logged.")
+    log_format: Literal["auto", "json", "console"] = Field(
+        "auto", description="`auto`: text on a terminal, JSON lines elsewhere."
+    )
+
+    @field_validator("sync_interval_s")
+    @classmethod
+    def _minus_one_or_more(cls, value: float) -> float:
+        if -1 < value < 0:
+            raise ValueError("must be -1 (never) or at least 0")
+        return value
+
+    @field_validator("owner_map", "group_map", mode="before")
+    @classmethod
+    def _map_from_text(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        pairs: dict[str, str] = {}
+        for part in filter(None, (part.strip() for part in value.split(","))):
+            name, separator, number = part.rpartition("=")
+            if not separator or not name or not number.strip().isdigit():
+                raise ValueError("not a list of name=number pairs separated by commas")
+            pairs[name.strip()] = number.strip()
+        return pairs
+
+
+class ClusterConfig(_Model):
+    """How to reach one Alluxio cluster, and as whom."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$", description="Name used in CLUSTER:/path.")
+    masters: tuple[HostPort, ...] = Field(
+        min_length=1, description="host:port of every master (port 19998 if left out)."
+    )
+    user: str | None = Field(None, min_length=1, description="User to speak as. Unset: the user running the daemon.")
+    impersonate: str | None = Field(None, min_length=1, description="User to act for; the cluster must allow it.")
+    auth: Literal["auto", "simple", "nosasl"] = Field(
+        "auto", description="Authentication scheme; `auto` tries simple and falls back to nosasl."
+    )
+    tls: bool = Field(False, description="Speak TLS; on by itself when one of the tls files is given.")
+    tls_ca_file: AbsolutePath | None = Field(None, description="Authorities to trust. Unset: the system's.")
+    tls_cert_file: AbsolutePath | None = Field(None, description="Own certificate, with tls_key_file.")
+    tls_key_file: AbsolutePath | None = Field(None, description="Key of the own certificate.")
+    tier_folders: tuple[AbsoluteFolder, ...] = Field(
+        (),
+        description="Tier folders of this node's block worker as seen here; unset: learned from it.",
+    )
+    node_hosts: tuple[str, ...] = Field(
+        (),
+        description="Names or addresses by which a block worker is this node's. Unset: own names and addresses.",
+    )
+
+
+class DatasetConfig(_Model):
+    """A named folder with its own freshness."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$", description="Name of the data set.")
+    path: str = Field(description="CLUSTER:/path of its folder.")
+    immutable: bool | None = Field(None, description="As the setting, for this folder.")
+    refresh_s: Seconds | None = Field(None, description="As the setting, for this folder.")
+
+
+class MountConfig(_Model):
+    """One entry of `mounts:`: what to mount where, and settings that differ from the file's."""
+
+    source: str = Field(min_length=1, description="CLUSTER:/path, alluxio://host:port/path or a folder.")
+    mountpoint: AbsolutePath = Field(description="An empty folder.")
+    overrides: dict[str, Any] = Field(default_factory=dict, description="Settings keys of this mount, not yet checked.")
+
+
+class MountedDataset(_Model):
+    """A data set that lies in, or holds, the mounted path."""
+
+    name: str
+    path: bytes
+    """Absolute Alluxio path."""
+    immutable: bool | None
+    refresh_s: float | None
+
+
+class MountPlan(_Model):
+    """Everything one daemon process is given: exactly one of `cluster` and `folder` is set."""
+
+    cluster: ClusterConfig | None
+    folder: Path | None
+    """Folder to serve through an embedded server."""
+    path: bytes
+    """Absolute Alluxio path to mount; b"/" for a folder."""
+    mountpoint: Path
+    settings: Settings
+    datasets: tuple[MountedDataset, ...] = ()
