@@ -42,7 +42,7 @@ METRICS: tuple[MetricSpec, ...] = (
         "fusecache_request_duration_seconds",
         "histogram",
         ("op",),
-        "Time from a kernel request to its reply, in seconds.",
+        "From a kernel request to its reply, in seconds.",
     ),
     MetricSpec(
         "fusecache_request_errors_total", "counter", ("op", "errno"), "Requests answered with an error, by its name."
@@ -101,10 +101,8 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("fusecache_open_files", "gauge", (), "Files the kernel holds open."),
     MetricSpec("fusecache_mount_ready", "gauge", (), "1 while the mount serves reads."),
     MetricSpec("fusecache_build_info", "gauge", ("version",), "Always 1; the version is in the label."),
-    MetricSpec(
-        "fusecache_cluster_capacity_bytes", "gauge", (), "Cache capacity of the whole Alluxio cluster, in bytes."
-    ),
-    MetricSpec("fusecache_cluster_used_bytes", "gauge", (), "Cache in use in the whole Alluxio cluster, in bytes."),
+    MetricSpec("fusecache_cluster_capacity_bytes", "gauge", (), "Cache capacity of the Alluxio cluster, in bytes."),
+    MetricSpec("fusecache_cluster_used_bytes", "gauge", (), "Cache in use in the Alluxio cluster, in bytes."),
 )
 
 BUCKETS_S: tuple[float, ...] = (

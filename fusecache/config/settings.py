@@ -14,7 +14,7 @@ import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from fusecache.config.source import parse_host_port
 from fusecache.config.units import parse_duration, parse_mode, parse_size
@@ -72,110 +72,121 @@ class Settings(_Model):
     """Tuning and behaviour of one mount."""
 
     open_mode: Literal["classic"] = Field(
-        "classic",
+        default="classic",
         description="How the kernel is served. `classic`: one process under fusermount3, no privileges.",
     )
     allow_other: bool | None = Field(
-        None,
+        default=None,
         description="Let other users in. Unset: yes when the daemon is root or /etc/fuse.conf has user_allow_other; "
         "otherwise the mount is private to its owner.",
     )
 
     refresh_s: Seconds = Field(
-        600.0,
+        default=600.0,
         description="A folder in use is listed again after this time, and what changed is pushed into the kernel. Ten "
         "minutes, because a master answers only some hundred calls a second and has many clients.",
     )
     sync_interval_s: Annotated[float, BeforeValidator(parse_duration), Field(ge=-1, le=10 * 365 * 86400)] = Field(
-        300.0,
+        default=300.0,
         description="Alluxio compares a folder with the under storage when its last comparison is older; -1 = never, "
         "0 = at each listing. Below refresh_s, so that a refresh finds what another client changed there.",
     )
     immutable: bool = Field(
-        False, description="The data never changes: nothing is listed again and the kernel keeps everything."
+        default=False, description="The data never changes: nothing is listed again and the kernel keeps everything."
     )
     immutable_kernel_timeout_s: Seconds = Field(
-        86400.0, description="How long the kernel keeps names and attributes of immutable data."
+        default=86400.0, description="How long the kernel keeps names and attributes of immutable data."
     )
     stale_if_error_s: Seconds = Field(
-        3600.0,
+        default=3600.0,
         description="While no master answers, metadata up to this much older than refresh_s goes on being served "
         "(counted as stale), so that a master's restart does not stop a job.",
     )
     negative_s: Seconds = Field(
-        60.0, description="How long the absence of a name is remembered; a listing that shows the name ends it earlier."
+        default=60.0,
+        description="How long the absence of a name is remembered; a listing that shows the name ends it earlier.",
     )
     refresh_calls_per_s: Rate = Field(
-        5.0, description="Most background listings a second of this mount, so that many nodes do not flood the master."
+        default=5.0,
+        description="Most background listings a second of this mount, so that many nodes do not flood the master.",
     )
 
     read_budget_s: Seconds = Field(
-        300.0, gt=0, description="Total time for the bytes of one read before EIO, over all tries and sources."
+        default=300.0, gt=0, description="Total time for the bytes of one read before EIO, over all tries and sources."
     )
     metadata_budget_s: Seconds = Field(
-        120.0,
+        default=120.0,
         gt=0,
         description="Total time for the metadata of one kernel request; outlasts a 90-second restart of the master.",
     )
-    rpc_try_s: Seconds = Field(30.0, gt=0, description="Deadline of one try of a call.")
-    stall_s: Seconds = Field(15.0, gt=0, description="A stream silent for this long is given up for the next source.")
-    connect_s: Seconds = Field(10.0, gt=0, description="Deadline of one connection attempt, authentication included.")
+    rpc_try_s: Seconds = Field(default=30.0, gt=0, description="Deadline of one try of a call.")
+    stall_s: Seconds = Field(
+        default=15.0,
+        gt=0,
+        description="A stream silent for this long is given up for the next source.",
+    )
+    connect_s: Seconds = Field(
+        default=10.0,
+        gt=0,
+        description="Deadline of one connection attempt, authentication included.",
+    )
 
     read_ahead_bytes: Size = Field(
-        MIB, ge=0, le=GIB, description="The kernel's read-ahead for the mount, where the process may set it."
+        default=MIB, ge=0, le=GIB, description="The kernel's read-ahead for the mount, where the process may set it."
     )
     fetch_bytes: Size = Field(
-        4 * MIB, ge=64 * KIB, le=GIB, description="One fetch from a block worker; each costs a round trip."
+        default=4 * MIB, ge=64 * KIB, le=GIB, description="One fetch from a block worker; each costs a round trip."
     )
     chunk_bytes: Size = Field(
-        MIB, ge=4 * KIB, le=64 * MIB, description="Bytes in one message of a block worker's stream."
+        default=MIB, ge=4 * KIB, le=64 * MIB, description="Bytes in one message of a block worker's stream."
     )
     read_buffer_bytes: Size = Field(
-        256 * MIB, ge=0, description="Memory for fetched bytes that the kernel did not ask for yet."
+        default=256 * MIB, ge=0, description="Memory for fetched bytes that the kernel did not ask for yet."
     )
 
-    data_threads: Count = Field(16, ge=1, le=1024, description="Threads that fetch file bytes.")
+    data_threads: Count = Field(default=16, ge=1, le=1024, description="Threads that fetch file bytes.")
     metadata_threads: Count = Field(
-        8,
+        default=8,
         ge=1,
         le=1024,
         description="Threads for metadata, kept apart so that slow reads never delay a look-up.",
     )
     max_open_blocks: Count = Field(
-        4096, ge=16, description="Local block files kept open; the oldest unused one is closed first."
+        default=4096, ge=16, description="Local block files kept open; the oldest unused one is closed first."
     )
 
     read_type: Literal["cache", "no_cache"] = Field(
-        "cache",
+        default="cache",
         description="`cache`: a block read from the under storage is stored in Alluxio too; `no_cache`: not.",
     )
     passive_cache: bool = Field(
-        False,
+        default=False,
         description="Also copy a block that another node's block worker served to this node's. Off: copies push out "
         "other data and each block read costs an extra call.",
     )
     reserved_bytes: Size = Field(
-        1056 * MIB,
+        default=1056 * MIB,
         ge=0,
         description="Space a block worker must have free beyond the block to be given it (LocalFirstAvoidEviction).",
     )
     zero_rpc_reads: bool = Field(
-        True, description="Open block files of this node's block worker directly, where its tier folder is visible."
+        default=True,
+        description="Open block files of this node's block worker directly, where its tier folder is visible.",
     )
     touch_interval_s: Seconds = Field(
-        30.0,
+        default=30.0,
         gt=0,
         description="How often blocks read without a call are reported to their block worker, which otherwise evicts "
         "exactly the ones in use.",
     )
-    touch_calls_per_s: Rate = Field(20.0, description="Most such reports a second.")
+    touch_calls_per_s: Rate = Field(default=20.0, description="Most such reports a second.")
 
     uid: Id | None = Field(
-        None,
+        default=None,
         description="Owner shown for files without a match in owner_map. Unset: the daemon's own uid, or 65534 "
         "(nobody) when the daemon is root.",
     )
-    gid: Id | None = Field(None, description="As uid, for groups.")
+    gid: Id | None = Field(default=None, description="As uid, for groups.")
     owner_map: dict[str, Id] = Field(
         default_factory=dict, description="Alluxio owner name -> uid. As a flag or variable: alice=1000,bob=1001."
     )
@@ -183,20 +194,20 @@ class Settings(_Model):
         default_factory=dict, description="Alluxio group name -> gid. As a flag or variable: staff=50."
     )
     map_names: bool = Field(
-        False, description="Also look owner and group names up in this machine's passwd and group databases."
+        default=False, description="Also look owner and group names up in this machine's passwd and group databases."
     )
     mode_mask: Mode = Field(
-        0o555,
+        default=0o555,
         description="Permission bits (octal) that may be shown; no write bits by default: the mount is read-only.",
     )
 
     metadata_map_bytes: Size = Field(
-        64 * GIB,
+        default=64 * GIB,
         ge=16 * MIB,
         description="Address space of the metadata database; the file is sparse and grows with use.",
     )
     metadata_hot_entries: Count = Field(
-        50_000, ge=100, description="Decoded entries in memory in front of the database (about 1 KiB each)."
+        default=50_000, ge=100, description="Decoded entries in memory in front of the database (about 1 KiB each)."
     )
 
     state_dir: AbsolutePath = Field(
@@ -210,13 +221,13 @@ class Settings(_Model):
         json_schema_extra={"default": "/run/fusecache for root, else $XDG_RUNTIME_DIR/fusecache"},
     )
     metrics_address: HostPort | None = Field(
-        None,
+        default=None,
         description="host:port for /metrics, /healthz and /readyz, such as 127.0.0.1:9464. Unset: not served over HTTP "
         "(`fusecache status` works without).",
     )
-    log_level: LogLevel = Field("info", description="Least severe events that are logged.")
+    log_level: LogLevel = Field(default="info", description="Least severe events that are logged.")
     log_format: Literal["auto", "json", "console"] = Field(
-        "auto", description="`auto`: text on a terminal, JSON lines elsewhere."
+        default="auto", description="`auto`: text on a terminal, JSON lines elsewhere."
     )
 
     @field_validator("sync_interval_s")
@@ -247,23 +258,46 @@ class ClusterConfig(_Model):
     masters: tuple[HostPort, ...] = Field(
         min_length=1, description="host:port of every master (port 19998 if left out)."
     )
-    user: str | None = Field(None, min_length=1, description="User to speak as. Unset: the user running the daemon.")
-    impersonate: str | None = Field(None, min_length=1, description="User to act for; the cluster must allow it.")
-    auth: Literal["auto", "simple", "nosasl"] = Field(
-        "auto", description="Authentication scheme; `auto` tries simple and falls back to nosasl."
+    user: str | None = Field(
+        default=None,
+        min_length=1,
+        description="User to speak as. Unset: the user running the daemon.",
     )
-    tls: bool = Field(False, description="Speak TLS; on by itself when one of the tls files is given.")
-    tls_ca_file: AbsolutePath | None = Field(None, description="Authorities to trust. Unset: the system's.")
-    tls_cert_file: AbsolutePath | None = Field(None, description="Own certificate, with tls_key_file.")
-    tls_key_file: AbsolutePath | None = Field(None, description="Key of the own certificate.")
+    impersonate: str | None = Field(
+        default=None,
+        min_length=1,
+        description="User to act for; the cluster must allow it.",
+    )
+    auth: Literal["auto", "simple", "nosasl"] = Field(
+        default="auto", description="Authentication scheme; `auto` tries simple and falls back to nosasl."
+    )
+    tls: bool = Field(default=False, description="Speak TLS; on by itself when one of the tls files is given.")
+    tls_ca_file: AbsolutePath | None = Field(default=None, description="Authorities to trust. Unset: the system's.")
+    tls_cert_file: AbsolutePath | None = Field(default=None, description="Own certificate, with tls_key_file.")
+    tls_key_file: AbsolutePath | None = Field(default=None, description="Key of the own certificate.")
     tier_folders: tuple[AbsoluteFolder, ...] = Field(
-        (),
+        default=(),
         description="Tier folders of this node's block worker as seen here; unset: learned from it.",
     )
     node_hosts: tuple[str, ...] = Field(
-        (),
+        default=(),
         description="Names or addresses by which a block worker is this node's. Unset: own names and addresses.",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _tls_by_its_files(cls, values: Any) -> Any:
+        if isinstance(values, dict):
+            files = [key for key in ("tls_ca_file", "tls_cert_file", "tls_key_file") if values.get(key) is not None]
+            if files and values.get("tls") is None:
+                return {**values, "tls": True}
+        return values
+
+    @model_validator(mode="after")
+    def _certificate_with_key(self) -> ClusterConfig:
+        if (self.tls_cert_file is None) != (self.tls_key_file is None):
+            raise ValueError("tls_cert_file and tls_key_file belong together; give both or none")
+        return self
 
 
 class DatasetConfig(_Model):
@@ -271,8 +305,8 @@ class DatasetConfig(_Model):
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$", description="Name of the data set.")
     path: str = Field(description="CLUSTER:/path of its folder.")
-    immutable: bool | None = Field(None, description="As the setting, for this folder.")
-    refresh_s: Seconds | None = Field(None, description="As the setting, for this folder.")
+    immutable: bool | None = Field(default=None, description="As the setting, for this folder.")
+    refresh_s: Seconds | None = Field(default=None, description="As the setting, for this folder.")
 
 
 class MountConfig(_Model):

@@ -108,7 +108,7 @@ def check_folder(folder: Path) -> None:
         os.scandir(folder).close()
     except FileNotFoundError:
         raise UsageError(
-            f"SOURCE {str(folder)!r} does not exist; give a folder that does, alluxio://HOST:19998/PATH or CLUSTER:/PATH"
+            f"SOURCE {str(folder)!r} does not exist; give a folder that does, or alluxio://HOST:19998/PATH"
         ) from None
     except PermissionError:
         raise UsageError(
