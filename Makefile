@@ -1,0 +1,46 @@
+# Every target installs what it needs first (scripts/prepare): Debian packages when root, and .venv.
+.DEFAULT_GOAL := help
+.PHONY: help demo test check test-real bench lock proto clean
+
+PYTHON := .venv/bin/python
+# Deepest level first, so that the first failure is the deepest cause.
+LEVELS := tests/t0_pure tests/t1_rpc tests/t2_cache tests/t3_operations tests/t4_mount tests/t5_daemon
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: ## make a small image data set, serve, mount and read it, print rates, unmount
+	@scripts/prepare
+	@$(PYTHON) -m demo
+
+test: ## all tests that need no JVM and no cluster, deepest level first
+	@scripts/prepare
+	@$(PYTHON) -m pytest $(wildcard $(LEVELS) tests/contract)
+
+check: ## format, lint, types, layers, generated protocol
+	@scripts/prepare
+	.venv/bin/ruff format --check .
+	.venv/bin/ruff check .
+	.venv/bin/mypy
+	.venv/bin/lint-imports
+	$(PYTHON) proto/generate.py --check
+
+test-real: ## contract tests and whole trees against real Alluxio 2.9.3 servers (Java, Maven)
+	@scripts/prepare java
+	@FUSECACHE_TEST_CLUSTER=real $(PYTHON) -m pytest $(wildcard tests/contract tests/real)
+
+bench: ## fusecache against alluxio-fuse, bindfs and native, on the same real Alluxio data
+	@scripts/prepare java bench
+	@$(PYTHON) -m perf.bench
+
+lock: ## resolve the dependencies again and write requirements*.lock
+	@scripts/prepare
+	@scripts/lock
+
+proto: ## generate fusecache/pb from proto/
+	@scripts/prepare
+	$(PYTHON) proto/generate.py
+
+clean: ## remove .venv and everything the tools left
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

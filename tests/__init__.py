@@ -1,0 +1,1 @@
+"""Tests, in levels that run bottom-up; see conftest.py."""

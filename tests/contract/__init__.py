@@ -1,0 +1,1 @@
+"""The same statements about the embedded server and about real Alluxio servers."""

@@ -1,0 +1,1 @@
+"""Whole stacks against real Alluxio servers; run by make test-real."""

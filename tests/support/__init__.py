@@ -1,0 +1,1 @@
+"""What several tests need: clusters, mounts, checks. Imports no private part of fusecache."""

@@ -1,0 +1,1 @@
+"""Level 0: values in, values out; no network, no mount."""

@@ -1,0 +1,1 @@
+"""Level 1: RPCs over real sockets."""

@@ -1,0 +1,1 @@
+"""Level 2: the metadata cache over LMDB."""

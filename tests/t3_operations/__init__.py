@@ -1,0 +1,1 @@
+"""Level 3: file system operations without the kernel."""

@@ -1,0 +1,1 @@
+"""Level 5: whole daemons: signals, death, restart."""
