@@ -1,1 +1,1 @@
-"""Processes of a node: one mount from the command line to the kernel, and many mounts of one file."""
+"""Processes of a node: what is started, watched and ended, and how the parts are wired together."""

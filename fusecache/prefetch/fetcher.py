@@ -1,0 +1,293 @@
+"""Gets ranges of blocks from block workers, each byte once: the slow half of a read.
+
+A read that no local block file can answer asks `read(block, start, end)`. Bytes already fetched come from the
+`ReadBuffer`; a range in flight is waited for; anything else starts a fetch of its `FetchWindow`, in a thread of the
+data pool, in a task of the fetcher's own nursery, so that a caller that goes away takes nothing from the others.
+Sequential readers keep a `BlockStream` open to the block's end and go on reading from it: the block worker sends
+ahead, and a block read from byte 0 to its end is stored in Alluxio without another call. What was read from the
+under storage in pieces is asked for with Cache instead, once a block.
+
+After bytes came from the under storage the id is confirmed (`confirm`, one GetStatus): a file that Alluxio has
+seen replaced would otherwise answer with the new file's bytes under the old id.
+
+Does not know files, paths or FUSE, and does not open local block files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import structlog
+import trio
+
+from fusecache.alluxio.model import Block
+from fusecache.clock import Clock
+from fusecache.config.settings import Settings
+from fusecache.errors import FusecacheError, UpstreamError
+from fusecache.metrics import Metrics
+from fusecache.prefetch.read_buffer import Extent, ReadBuffer
+from fusecache.prefetch.window import Fetch, FetchWindow
+from fusecache.rpc.budget import Budget
+
+log = structlog.get_logger(__name__)
+
+MAX_IDLE_STREAMS = 64
+"""Open streams kept for sequential readers; each holds a thread and up to 4 MiB in gRPC's buffers."""
+
+IDLE_STREAM_S = 10.0
+"""A stream nobody read from for this long is closed: the block worker holds a thread for it too."""
+
+
+class Stream(Protocol):
+    """What is used of `alluxio.block_stream.BlockStream`."""
+
+    source: str
+
+    def read(self, size: int, budget: Budget) -> bytes:
+        """Exactly `size` bytes or an error."""
+        ...
+
+    def close(self) -> None:
+        """End it."""
+        ...
+
+
+class BlockSource(Protocol):
+    """What is used of `alluxio.client.AlluxioClient`; blocking, called in threads."""
+
+    def open_stream(self, block: Block, offset: int, length: int, budget: Budget) -> Stream:
+        """Start reading a range."""
+        ...
+
+    def cache(self, block: Block, budget: Budget) -> None:
+        """Ask for the block to be stored."""
+        ...
+
+
+class _Slot:
+    """A stream kept open for a sequential reader."""
+
+    __slots__ = ("lock", "promised", "stream", "used_at")
+
+    def __init__(self, promised: int, now: float) -> None:
+        self.promised = promised
+        """Block offset where the stream stands once all fetches queued on it are done."""
+        self.stream: Stream | None = None
+        self.lock = trio.Lock()
+        self.used_at = now
+
+
+class Fetcher:
+    """One per mount. `run` must be running while `read` is called."""
+
+    def __init__(
+        self,
+        source: BlockSource,
+        settings: Settings,
+        *,
+        metrics: Metrics,
+        clock: Clock,
+        limiter: trio.CapacityLimiter,
+    ) -> None:
+        self._source = source
+        self._settings = settings
+        self._clock = clock
+        self._limiter = limiter
+        self.buffer = ReadBuffer(settings.read_buffer_bytes)
+        self._windows: dict[int, FetchWindow] = {}
+        self._slots: dict[int, list[_Slot]] = {}
+        self._slot_count = 0
+        self._cache_asked: set[int] = set()
+        self._nursery: trio.Nursery | None = None
+        self._bytes = {
+            name: metrics.counter("fusecache_read_bytes_total", source=name)
+            for name in ("read_buffer", "block_worker", "ufs")
+        }
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Own the fetches; closes idle streams; ends when cancelled, with every stream closed."""
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                task_status.started()
+                while True:
+                    await trio.sleep(IDLE_STREAM_S / 2)
+                    self._close_idle(self._clock.now() - IDLE_STREAM_S)
+        finally:
+            self._nursery = None
+            for slots in self._slots.values():
+                for slot in slots:
+                    if slot.stream is not None:
+                        slot.stream.close()
+            self._slots.clear()
+
+    async def read(
+        self, block: Block, start: int, end: int, budget: Budget, confirm: Callable[[], None]
+    ) -> bytes | memoryview:
+        """Bytes [start, end) of `block`, 0 <= start < end <= block.length; UpstreamError when no source has them.
+
+        `confirm` is called in a thread after bytes came from the under storage; it raises StaleId.
+        """
+        pieces: list[bytes | memoryview] = []
+        position = start
+        while position < end:
+            extent = self.buffer.covering(block.block_id, position)
+            if extent is None:
+                extent = self._begin(block, position, end, budget, confirm)
+            elif extent.data is not None:
+                self._bytes["read_buffer"].inc(min(end, extent.end) - position)
+            if extent.data is None:
+                with trio.move_on_after(budget.remaining_s()):
+                    await extent.done.wait()
+                if extent.error is not None:
+                    raise extent.error
+                if extent.data is None:
+                    raise UpstreamError(f"block {block.block_id}: no byte within {budget.total_s:.0f} s")
+            stop = min(end, extent.end)
+            pieces.append(memoryview(extent.data)[position - extent.start : stop - extent.start])
+            position = stop
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def forget(self, block_id: int) -> None:
+        """Nobody has the block open any more, or it is a local file now: drop its bytes and streams."""
+        self.buffer.drop_block(block_id)
+        self._windows.pop(block_id, None)
+        self._cache_asked.discard(block_id)
+        for slot in self._slots.pop(block_id, ()):
+            self._slot_count -= 1
+            self._close(slot)
+
+    def _begin(
+        self, block: Block, position: int, end: int, budget: Budget, confirm: Callable[[], None]
+    ) -> Extent:
+        window = self._windows.get(block.block_id)
+        if window is None:
+            window = self._windows[block.block_id] = FetchWindow(block.length, self._settings.fetch_bytes)
+        fetch = window.fetch_for(position, end)
+        start, stop = fetch.start, fetch.end
+        if self.buffer.covering(block.block_id, start) is not None:
+            start = position  # the rounding ran into bytes that are there already
+        limit = self.buffer.next_start(block.block_id, position)
+        if limit is not None:
+            stop = min(stop, limit)
+        extent = self.buffer.begin(block.block_id, start, stop)
+        if self._nursery is None:
+            raise UpstreamError("the mount is being shut down")
+        self._nursery.start_soon(self._fetch, block, extent, fetch, budget, confirm)
+        return extent
+
+    async def _fetch(
+        self, block: Block, extent: Extent, fetch: Fetch, budget: Budget, confirm: Callable[[], None]
+    ) -> None:
+        try:
+            slot = self._slot_for(block, extent, fetch)
+            if slot is None:
+                data, source = await trio.to_thread.run_sync(
+                    self._fetch_once, block, extent, budget, confirm, limiter=self._limiter
+                )
+            else:
+                async with slot.lock:
+                    data, source = await trio.to_thread.run_sync(
+                        self._fetch_on, slot, block, extent, budget, confirm, limiter=self._limiter
+                    )
+        except FusecacheError as error:
+            self.buffer.fail(extent, error)
+        except trio.Cancelled:
+            self.buffer.fail(extent, UpstreamError("the mount is being shut down"))
+            raise
+        except Exception as error:  # a bug here must fail these reads, not the whole mount
+            log.exception("fetch failed unexpectedly", block_id=block.block_id)
+            self.buffer.fail(extent, error)
+        else:
+            self._bytes[source].inc(len(data))
+            self.buffer.finish(extent, data)
+
+    def _fetch_once(
+        self, block: Block, extent: Extent, budget: Budget, confirm: Callable[[], None]
+    ) -> tuple[bytes, str]:
+        """In a thread: one range by a stream of its own."""
+        stream = self._source.open_stream(block, extent.start, extent.end - extent.start, budget)
+        try:
+            data = stream.read(extent.end - extent.start, budget)
+        finally:
+            stream.close()
+        if stream.source == "ufs":
+            confirm()
+            if len(data) < block.length:
+                self._ask_cache(block, budget)
+        return data, stream.source
+
+    def _fetch_on(
+        self, slot: _Slot, block: Block, extent: Extent, budget: Budget, confirm: Callable[[], None]
+    ) -> tuple[bytes, str]:
+        """In a thread, holding the slot's lock: the next range of a stream that stays open."""
+        stream = slot.stream
+        if stream is None:
+            stream = self._source.open_stream(block, extent.start, block.length - extent.start, budget)
+            slot.stream = stream
+        try:
+            data = stream.read(extent.end - extent.start, budget)
+        except BaseException:
+            stream.close()
+            slot.stream = None
+            slot.promised = -1  # nobody continues it
+            raise
+        if stream.source == "ufs":
+            confirm()
+            if extent.start > 0 and extent.end == block.length:
+                self._ask_cache(block, budget)
+        if extent.end == block.length:
+            stream.close()
+            slot.stream = None
+        return data, stream.source
+
+    def _ask_cache(self, block: Block, budget: Budget) -> None:
+        if self._settings.read_type != "cache" or block.block_id in self._cache_asked:
+            return
+        self._cache_asked.add(block.block_id)
+        try:
+            self._source.cache(block, budget)
+        except UpstreamError as error:
+            # The bytes are there already; that the block is not stored costs the next reader, not this one.
+            log.info("block worker did not take a cache request", block_id=block.block_id, error=str(error))
+
+    def _slot_for(self, block: Block, extent: Extent, fetch: Fetch) -> _Slot | None:
+        slots = self._slots.setdefault(block.block_id, [])
+        now = self._clock.now()
+        for slot in slots:
+            if slot.promised == extent.start:
+                slot.promised = extent.end
+                slot.used_at = now
+                return slot
+        if not fetch.sequential or extent.end == block.length:
+            if not slots:
+                del self._slots[block.block_id]
+            return None
+        if self._slot_count >= MAX_IDLE_STREAMS:
+            self._close_idle(now)
+        slot = _Slot(extent.end, now)
+        slots.append(slot)
+        self._slot_count += 1
+        return slot
+
+    def _close_idle(self, before: float) -> None:
+        for block_id, slots in list(self._slots.items()):
+            for slot in list(slots):
+                if slot.used_at <= before and not slot.lock.locked():
+                    slots.remove(slot)
+                    self._slot_count -= 1
+                    self._close(slot)
+            if not slots:
+                del self._slots[block_id]
+
+    def _close(self, slot: _Slot) -> None:
+        if self._nursery is not None:
+            self._nursery.start_soon(self._close_in_thread, slot)
+
+    async def _close_in_thread(self, slot: _Slot) -> None:
+        async with slot.lock:  # a fetch may still be reading from it
+            stream, slot.stream = slot.stream, None
+            slot.promised = -1
+            if stream is not None:
+                await trio.to_thread.run_sync(stream.close, limiter=self._limiter)

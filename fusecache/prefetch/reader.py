@@ -1,0 +1,331 @@
+"""A read(2) on its way to the nearest bytes: `FileReader` per open file, `Readers` for all of them.
+
+    hot_read    local block file, bytes in the page cache (preadv2 RWF_NOWAIT): answered inline on the event loop,
+                tens of microseconds, no thread, no lock, no allocation but the reply's view
+    read        the same file when its bytes must come from the disk (a thread of the data pool)
+                -> this node's block worker, whose folder is learned (OpenLocalBlock), once
+                -> block workers that hold the block -> the under storage through one of them (`Fetcher`)
+
+One source's failure means the next source. A read inside the file returns exactly its bytes or raises; a read past
+the end returns what is left. An id that is known to be replaced is never read from the under storage.
+
+Everything but the thread functions runs on the event loop. Knows no FUSE request and decides no errno.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+from collections.abc import Callable
+from typing import Protocol
+
+import structlog
+import trio
+
+from fusecache.alluxio.model import Block, block_id_of
+from fusecache.cache.record import Entry
+from fusecache.clock import Clock
+from fusecache.config.settings import Settings
+from fusecache.errors import Incomplete
+from fusecache.metrics import Metrics
+from fusecache.prefetch.fetcher import BlockSource, Fetcher
+from fusecache.prefetch.open_blocks import OpenBlock, OpenBlocks
+from fusecache.rpc.budget import Budget
+
+log = structlog.get_logger(__name__)
+
+MAX_REQUEST_BYTES = 1 << 20
+"""Largest READ the kernel sends with 256 pages a request; a larger one is answered by `read`."""
+
+
+class DataClient(BlockSource, Protocol):
+    """What is used of `alluxio.client.AlluxioClient`."""
+
+    def open_local(self, block: Block) -> int | None:
+        """Descriptor of a complete local block file, without any call."""
+        ...
+
+    def learn_local(self, block: Block, budget: Budget) -> int | None:
+        """The same after asking this node's block worker where its blocks lie."""
+        ...
+
+
+class FileContext(Protocol):
+    """What the metadata says about a file when bytes are needed from elsewhere."""
+
+    def ufs_path(self, inode: int) -> bytes | None:
+        """Path in the under storage; None when unknown."""
+        ...
+
+    def superseded(self, inode: int) -> bool:
+        """True when the id no longer names a live file."""
+        ...
+
+    def confirm(self, inode: int) -> Callable[[], None]:
+        """A blocking check that the path still has this id; raises StaleId."""
+        ...
+
+
+class FileReader:
+    """One version of one file that is open."""
+
+    __slots__ = ("_blocks", "_learned", "_readers", "_single", "entry", "opens", "served_blocks")
+
+    def __init__(self, readers: Readers, entry: Entry) -> None:
+        self._readers = readers
+        self.entry = entry
+        self.opens = 0
+        self._blocks: dict[int, OpenBlock] = {}
+        self._single: OpenBlock | None = None
+        """The block file of a file of one block."""
+        self._learned: set[int] = set()
+
+    def hot_read(self, offset: int, size: int) -> memoryview | bytes | None:
+        """The bytes if they are local and in memory, else None. The view is valid until the next call."""
+        entry = self.entry
+        if offset >= entry.length:
+            return b""
+        want = min(size, entry.length - offset, MAX_REQUEST_BYTES)
+        opened = self._single
+        if opened is None or opened.fd < 0:
+            index = offset // entry.block_size
+            offset -= index * entry.block_size
+            if offset + want > entry.block_size:
+                return None  # spans two blocks
+            opened = self._open(index)
+            if opened is None:
+                return None
+        return self._readers.read_cached(opened.fd, offset, want, size)
+
+    async def read(self, offset: int, size: int) -> bytes | memoryview:
+        """The bytes from wherever they are; UpstreamError when every source failed within the budget."""
+        readers = self._readers
+        entry = self.entry
+        end = min(offset + size, entry.length)
+        if offset >= end:
+            return b""
+        budget = Budget(readers.clock, readers.settings.read_budget_s)
+        first, last = offset // entry.block_size, (end - 1) // entry.block_size
+        pieces = []
+        for index in range(first, last + 1):
+            base = index * entry.block_size
+            start = max(offset - base, 0)
+            stop = min(end - base, entry.block_size)
+            pieces.append(await self._read_block(index, start, stop, budget))
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def local_bytes(self) -> int:
+        """Bytes of the file that this node can serve from local block files now."""
+        return sum(
+            block.length
+            for index in range(self.entry.block_count)
+            if (block := self.block(index)) and self._open(index) is not None
+        )
+
+    def block(self, index: int) -> Block:
+        """Block `index` as the client wants it, with the under storage only where it may be used."""
+        entry = self.entry
+        base = index * entry.block_size
+        context = self._readers.context
+        ufs_path: bytes | None = None
+        may_use_ufs = entry.persisted and not context.superseded(entry.inode)
+        if may_use_ufs and not entry.in_ufs_tier:
+            ufs_path = context.ufs_path(entry.inode)
+        return Block(
+            block_id=block_id_of(entry.inode - 1, index),
+            length=min(entry.block_size, entry.length - base),
+            locations=entry.locations[index] if index < len(entry.locations) else (),
+            ufs_path=ufs_path,
+            ufs_offset=base,
+            mount_id=entry.mount_id,
+            in_ufs_tier=entry.in_ufs_tier and may_use_ufs,
+        )
+
+    def close(self) -> None:
+        """Nobody has the file open: give descriptors, streams and buffered bytes back."""
+        for opened in self._blocks.values():
+            self._readers.open_blocks.close(opened)
+        self._blocks.clear()
+        self._single = None
+        for index in range(self.entry.block_count):
+            self._readers.fetcher.forget(block_id_of(self.entry.inode - 1, index))
+
+    def _open(self, index: int) -> OpenBlock | None:
+        opened = self._blocks.get(index)
+        if opened is not None and opened.fd >= 0:
+            return opened
+        readers = self._readers
+        if not readers.settings.zero_rpc_reads:
+            return None
+        entry = self.entry
+        block = Block(
+            block_id_of(entry.inode - 1, index),
+            min(entry.block_size, entry.length - index * entry.block_size),
+            (), None, 0, 0, False,
+        )  # fmt: skip
+        opened = readers.open_blocks.open(block)
+        if opened is not None:
+            self._keep(index, opened)
+        return opened
+
+    def _keep(self, index: int, opened: OpenBlock) -> None:
+        self._blocks[index] = opened
+        if self.entry.block_count == 1:
+            self._single = opened
+        self._readers.served(opened.block_id)
+
+    async def _read_block(self, index: int, start: int, stop: int, budget: Budget) -> bytes | memoryview:
+        readers = self._readers
+        opened = self._open(index)
+        block: Block | None = None
+        if opened is None:
+            block = self.block(index)
+            opened = await self._learn(index, block, budget)
+        if opened is not None:
+            try:
+                return await readers.read_file(opened, start, stop - start)
+            except OSError as error:
+                readers.local_failed(error, opened)
+        return await readers.fetcher.read(
+            block or self.block(index), start, stop, budget, readers.context.confirm(self.entry.inode)
+        )
+
+    async def _learn(self, index: int, block: Block, budget: Budget) -> OpenBlock | None:
+        readers = self._readers
+        if index in self._learned or not block.locations or not readers.settings.zero_rpc_reads:
+            return None
+        self._learned.add(index)
+        fd = await trio.to_thread.run_sync(readers.client.learn_local, block, budget, limiter=readers.limiter)
+        if fd is None:
+            return None
+        opened = readers.open_blocks.adopt(block, fd)
+        self._keep(index, opened)
+        return opened
+
+
+class Readers:
+    """Every open file of a mount, by inode."""
+
+    def __init__(
+        self,
+        client: DataClient,
+        context: FileContext,
+        settings: Settings,
+        *,
+        metrics: Metrics,
+        clock: Clock,
+        limiter: trio.CapacityLimiter,
+    ) -> None:
+        self.client = client
+        self.context = context
+        self.settings = settings
+        self.clock = clock
+        self.limiter = limiter
+        self.fetcher = Fetcher(client, settings, metrics=metrics, clock=clock, limiter=limiter)
+        self.open_blocks = OpenBlocks(client.open_local, settings.max_open_blocks)
+        self._files: dict[int, FileReader] = {}
+        self._touch: dict[int, None] = {}
+        self._buffer = memoryview(mmap.mmap(-1, MAX_REQUEST_BYTES))
+        self._nowait = os.RWF_NOWAIT
+        self._local_bytes = metrics.counter("fusecache_read_bytes_total", source="local_block")
+        self._failed_local = metrics.counter("fusecache_block_sources_failed_total", source="local_block")
+        self._open_files = metrics.gauge("fusecache_open_files")
+
+    def get(self, inode: int) -> FileReader | None:
+        """The reader of an open file."""
+        return self._files.get(inode)
+
+    def open(self, entry: Entry) -> FileReader:
+        """One more open of a file; Incomplete while it is being written."""
+        if not entry.completed:
+            raise Incomplete(f"file id {entry.inode - 1} is still being written")
+        reader = self._files.get(entry.inode)
+        if reader is None:
+            reader = self._files[entry.inode] = FileReader(self, entry)
+        reader.opens += 1
+        self._open_files.value += 1
+        return reader
+
+    def release(self, inode: int) -> None:
+        """One open less; the last one closes the file."""
+        reader = self._files.get(inode)
+        if reader is None:
+            return
+        reader.opens -= 1
+        self._open_files.value -= 1
+        if reader.opens <= 0:
+            del self._files[inode]
+            reader.close()
+
+    def close_all(self) -> None:
+        """Shutdown."""
+        for reader in self._files.values():
+            reader.close()
+        self._files.clear()
+        self.open_blocks.close_all()
+
+    def served(self, block_id: int) -> None:
+        """Note a block that is read without its block worker knowing (see `take_served`)."""
+        if len(self._touch) < 100_000:
+            self._touch[block_id] = None
+
+    def take_served(self, most: int) -> list[int]:
+        """Up to `most` blocks to touch, oldest first; they are noted again at their next open."""
+        taken = [block_id for block_id, _ in zip(self._touch, range(most), strict=False)]
+        for block_id in taken:
+            del self._touch[block_id]
+        return taken
+
+    def read_cached(self, fd: int, offset: int, want: int, size: int) -> memoryview | None:
+        """preadv2(RWF_NOWAIT) into the shared buffer; None when a byte is not in memory.
+
+        The kernel asks again past MAX_REQUEST_BYTES only when it was told so; hence None for larger requests.
+        """
+        if size > MAX_REQUEST_BYTES:
+            return None
+        view = self._buffer[:want]
+        try:
+            got = os.preadv(fd, (view,), offset, self._nowait)
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            if error.errno == errno.EOPNOTSUPP and self._nowait:
+                self._nowait = 0  # tmpfs: its pages are memory, so a plain read does not wait either
+                return self.read_cached(fd, offset, want, size)
+            return None  # `read` meets the same error and goes to the next source
+        if got != want:
+            return None
+        self._local_bytes.value += got
+        return view
+
+    async def read_file(self, opened: OpenBlock, offset: int, size: int) -> bytes:
+        """`size` bytes of a local block file in a thread; OSError when it can't give them all."""
+        opened.users += 1
+        try:
+            data = await trio.to_thread.run_sync(_pread_all, opened.fd, offset, size, limiter=self.limiter)
+        finally:
+            self.open_blocks.leave(opened)
+        self._local_bytes.value += size
+        return data
+
+    def local_failed(self, error: OSError, opened: OpenBlock) -> None:
+        """A local block file could not be read: count, and do not use it again."""
+        self._failed_local.inc()
+        log.warning("local block file failed, reading elsewhere", block_id=opened.block_id, error=str(error))
+        self.open_blocks.close(opened)
+
+
+def _pread_all(fd: int, offset: int, size: int) -> bytes:
+    data = os.pread(fd, size, offset)
+    if len(data) == size:
+        return data
+    pieces = [data]
+    missing = size - len(data)
+    while data and missing:
+        data = os.pread(fd, missing, offset + size - missing)
+        pieces.append(data)
+        missing -= len(data)
+    if missing:
+        raise OSError(errno.EIO, f"block file ended {missing} bytes early")
+    return b"".join(pieces)
