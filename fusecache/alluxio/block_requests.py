@@ -1,0 +1,112 @@
+"""Calls to one block worker other than reading: where a block's file is, keep it young, store it, load many.
+
+Blocking; each function makes one call and translates its error. Whom to ask is the caller's choice.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+
+import grpc
+
+from fusecache.alluxio import decode
+from fusecache.alluxio.block_stream import ufs_options
+from fusecache.alluxio.connection import Connection, PendingCall
+from fusecache.alluxio.methods import CACHE, LOAD, OPEN_LOCAL_BLOCK
+from fusecache.alluxio.model import Block, BlockWorkerAddress
+from fusecache.alluxio.status import to_error
+from fusecache.errors import Unavailable
+from fusecache.pb.alluxio.block_worker_pb2 import (
+    Block as LoadBlock,
+)
+from fusecache.pb.alluxio.block_worker_pb2 import (
+    CacheRequest,
+    CacheResponse,
+    LoadRequest,
+    LoadResponse,
+    OpenLocalBlockRequest,
+    UfsReadOptions,
+)
+
+
+class _OneRequest:
+    """One message, then silence until `end`: the block stays locked while the request side is open."""
+
+    def __init__(self, request: OpenLocalBlockRequest) -> None:
+        self._request: OpenLocalBlockRequest | None = request
+        self._end = threading.Event()
+
+    def __iter__(self) -> Iterator[OpenLocalBlockRequest]:
+        return self
+
+    def __next__(self) -> OpenLocalBlockRequest:
+        request, self._request = self._request, None
+        if request is None:
+            self._end.wait()
+            raise StopIteration
+        return request
+
+    def end(self) -> None:
+        self._end.set()
+
+
+def open_local_block(connection: Connection, block_id: int, timeout_s: float) -> tuple[bytes, bytes]:
+    """(folder, name) of the block's file on the worker's host; counts as a use of the block. NotFound.
+
+    The lock is given back at once: a reader that opens the file keeps its bytes whatever happens to the name, and
+    one that comes too late finds another length or nothing.
+    """
+    requests = _OneRequest(OpenLocalBlockRequest(block_id=block_id, promote=False))
+    what = f"block {block_id} on {connection.target}"
+    try:
+        stream, call = connection.converse(OPEN_LOCAL_BLOCK, requests, login_s=timeout_s, timeout_s=timeout_s)
+        try:
+            answer = next(stream, None)
+        except grpc.RpcError as error:
+            call.failed(error)
+            raise
+        finally:
+            requests.end()
+        call.succeeded()
+        # Half-closing has unlocked the block; the rest of the call is of no interest.
+        stream.cancel()
+    except grpc.RpcError as error:
+        raise to_error(error, what) from error
+    if answer is None:
+        raise Unavailable(f"{what}: stream ended without an answer")
+    return decode.decode_local_path(answer, block_id)
+
+
+def start_cache(
+    connection: Connection, block: Block, source: BlockWorkerAddress, timeout_s: float
+) -> PendingCall[CacheResponse]:
+    """Ask a block worker to store a block, in its own time. `source`: itself = from the under storage, another
+    block worker = copy from there."""
+    request = CacheRequest(
+        block_id=block.block_id,
+        source_host=(source.container_host or source.host).encode(),
+        source_port=source.data_port,
+        length=block.length,
+        open_ufs_block_options=ufs_options(block, no_cache=False),
+    )
+    setattr(request, "async", True)  # a keyword in Python
+    return connection.future(CACHE, request, timeout_s)
+
+
+def start_load(connection: Connection, blocks: Sequence[Block], timeout_s: float) -> PendingCall[LoadResponse]:
+    """Ask a block worker to load blocks from the under storage; it answers when it is done with all of them."""
+    request = LoadRequest(
+        blocks=[
+            LoadBlock(
+                block_id=block.block_id,
+                length=block.length,
+                ufs_path=block.ufs_path,
+                offset_in_file=block.ufs_offset,
+                mountId=block.mount_id,
+            )
+            for block in blocks
+        ],
+        options=UfsReadOptions(tag=b"fusecache", position_short=False),
+    )
+    return connection.future(LOAD, request, timeout_s)

@@ -1,0 +1,155 @@
+"""Who to ask for a block now, and what to do afterwards: joins placement, the block workers and the Cache call.
+
+After a read through the under storage the block worker is asked, once per block, to store the whole block (Cache,
+in its own time): reads come in pieces, and a piece is never stored by itself. With `passive_cache` a block that came
+from another node is copied to this node's block worker instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import grpc
+import structlog
+
+from fusecache.alluxio import placement
+from fusecache.alluxio.block_requests import start_cache
+from fusecache.alluxio.block_workers import BlockWorkers
+from fusecache.alluxio.connection import Connection, PendingCall
+from fusecache.alluxio.master import MasterClient
+from fusecache.alluxio.model import Block, BlockWorkerInfo
+from fusecache.alluxio.placement import Source
+from fusecache.alluxio.rpc_meter import RpcMeter
+from fusecache.alluxio.status import text_of
+from fusecache.clock import Clock
+from fusecache.errors import NotFound, Unavailable, UpstreamError
+from fusecache.pb.alluxio.block_worker_pb2 import CacheResponse
+from fusecache.rpc.budget import Budget
+
+log = structlog.get_logger(__name__)
+
+REMEMBERED_REQUESTS = 10_000
+"""Blocks for which a Cache call was made lately; the same block is not asked for again while it is remembered."""
+
+ASKED_AGAIN_S = 60.0
+"""After this a block that still comes from the under storage is asked for again: the first call may have been lost."""
+
+FRESH_LIST_AGE_S = 5.0
+"""When all hints have failed the list of block workers is taken anew, but not more often than this."""
+
+
+class StoragePolicy(NamedTuple):
+    """What settings say about storing what was read."""
+
+    store: bool
+    passive_cache: bool
+    reserved_bytes: int
+    cache_try_s: float
+
+
+class BlockSources:
+    """Implements `block_stream.Sources`. Thread-safe."""
+
+    def __init__(
+        self,
+        master: MasterClient,
+        workers: BlockWorkers,
+        policy: StoragePolicy,
+        *,
+        meter: RpcMeter,
+        clock: Clock,
+        rng: random.Random,
+    ) -> None:
+        self._master = master
+        self._workers = workers
+        self._policy = policy
+        self._meter = meter
+        self._clock = clock
+        self._rng = rng
+        self._requested: OrderedDict[int, float] = OrderedDict()
+
+    def find(self, block: Block, budget: Budget, *, fresh: bool) -> Iterator[Source]:
+        """Sources of `block`, best first. `fresh` asks the master where it is now."""
+        if fresh:
+            block = self._located(block, budget)
+            cluster = self._workers.cluster(budget, max_age_s=FRESH_LIST_AGE_S)
+        else:
+            cluster = self._workers.cluster(budget)
+        return placement.sources(
+            block,
+            cluster.workers,
+            node_ids=cluster.node_ids,
+            suspects=self._workers.suspects(),
+            reserved_bytes=self._policy.reserved_bytes,
+            rng=self._rng,
+        )
+
+    def connection(self, source: Source, budget: Budget) -> Connection:
+        """A connection to the source's block worker."""
+        return self._workers.connection(source.worker, budget)
+
+    def failed(self, source: Source, error: UpstreamError) -> None:
+        """Ask a block worker that did not answer last for a while; one that refused is as good as before."""
+        if isinstance(error, Unavailable):
+            self._workers.suspect(source.worker, str(error))
+
+    def served(self, source: Source, block: Block, *, stored: bool) -> None:
+        """Have the block stored where the settings want it, if it is not."""
+        self._workers.trust(source.worker)
+        if not self._policy.store or not placement.readable_from_ufs(block):
+            return
+        target = self._store_at(source, stored=stored)
+        if target is not None and self._first_request(block.block_id):
+            self.request(target, block, source.worker, Budget(self._clock, self._policy.cache_try_s))
+
+    def request(self, target: BlockWorkerInfo, block: Block, origin: BlockWorkerInfo, budget: Budget) -> None:
+        """Send a Cache call to `target` and don't wait for it."""
+        try:
+            connection = self._workers.connection(target, budget)
+            call = start_cache(connection, block, origin.address, budget.per_try_s(self._policy.cache_try_s))
+        except (grpc.RpcError, UpstreamError) as error:
+            log.debug("block not requested", block=block.block_id, target=target.address.target, reason=text_of(error))
+            return
+        call.when_done(_settle)
+
+    def _located(self, block: Block, budget: Budget) -> Block:
+        try:
+            return block._replace(locations=self._master.block_placement(block.block_id, budget).locations)
+        except NotFound:
+            return block._replace(locations=())
+        except UpstreamError as error:
+            log.debug("no fresh locations", block=block.block_id, reason=str(error))
+            return block
+
+    def _store_at(self, source: Source, *, stored: bool) -> BlockWorkerInfo | None:
+        cluster = self._workers.known()
+        local = source.worker.worker_id in cluster.node_ids if cluster else True
+        if self._policy.passive_cache and cluster is not None and not local:
+            for worker in cluster.workers:
+                if worker.worker_id in cluster.node_ids:
+                    return worker
+        return source.worker if source.ufs and not stored else None
+
+    def _first_request(self, block_id: int) -> bool:
+        now = self._clock.now()
+        last = self._requested.get(block_id)
+        if last is not None and now - last < ASKED_AGAIN_S:
+            return False
+        self._requested[block_id] = now
+        self._requested.move_to_end(block_id)
+        if len(self._requested) > REMEMBERED_REQUESTS:
+            with contextlib.suppress(KeyError):  # another thread has emptied it
+                self._requested.popitem(last=False)
+        return True
+
+
+def _settle(call: PendingCall[CacheResponse]) -> None:
+    """Runs in a grpc thread: counts how the call ended. Caching is best effort, the read has long succeeded."""
+    try:
+        call.result()
+    except (grpc.RpcError, UpstreamError) as error:
+        log.debug("block not stored", reason=text_of(error))

@@ -1,0 +1,158 @@
+"""Which master is the primary: asks all of them, believes the first that answers, forgets it when it fails.
+
+Only a primary answers getServiceVersion for the meta master service; a standby closes the connection or says
+UNAVAILABLE. All addresses are asked at once, so that one that drops packets delays nothing. Every discovery also
+checks that the primary speaks the protocol version this client speaks.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import grpc
+import structlog
+
+from fusecache.alluxio.connection import Connection, PendingCall
+from fusecache.alluxio.methods import GET_SERVICE_VERSION
+from fusecache.alluxio.status import code_of, to_error
+from fusecache.errors import Unavailable, UpstreamError, VersionMismatch
+from fusecache.pb.alluxio.version_pb2 import (
+    FILE_SYSTEM_MASTER_CLIENT_SERVICE,
+    META_MASTER_CLIENT_SERVICE,
+    GetServiceVersionPRequest,
+    GetServiceVersionPResponse,
+    ServiceType,
+)
+from fusecache.rpc.budget import Budget
+
+log = structlog.get_logger(__name__)
+
+META_MASTER_VERSION = 2
+FILE_SYSTEM_MASTER_VERSION = 2
+"""Alluxio 2.x (Constants.java); another number is another protocol."""
+
+_TRY_NEXT = frozenset(
+    {
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.CANCELLED,
+        # A master that is starting up has not registered the service yet.
+        grpc.StatusCode.NOT_FOUND,
+    }
+)
+"""Answers that mean "not the primary, or not yet"; anything else is an error of that server."""
+
+_Version = PendingCall[GetServiceVersionPResponse]
+
+
+class Masters:
+    """The masters of one cluster; `primary` is remembered until `lost`."""
+
+    def __init__(self, targets: Sequence[str], connect: Callable[[str], Connection], *, connect_s: float) -> None:
+        self._targets = tuple(targets)
+        self._connect = connect
+        self._connect_s = connect_s
+        self._connections: dict[str, Connection] = {}
+        self._primary: Connection | None = None
+        self._last_target = ""
+        self._discovery = threading.Lock()
+
+    def primary(self, budget: Budget) -> Connection:
+        """The primary's connection. Unavailable when no master says it is; VersionMismatch."""
+        primary = self._primary
+        if primary is not None:
+            return primary
+        limit_s = budget.per_try_s(self._connect_s)
+        if not self._discovery.acquire(timeout=limit_s):
+            raise Unavailable(f"{self._names()}: still looking for the primary master after {limit_s:.1f} s")
+        try:
+            if self._primary is None:
+                self._primary = self._discover(limit_s)
+                if self._last_target not in ("", self._primary.target):
+                    log.info("another master is primary", primary=self._primary.target, before=self._last_target)
+                self._last_target = self._primary.target
+            return self._primary
+        finally:
+            self._discovery.release()
+
+    def lost(self, connection: Connection) -> None:
+        """`connection` did not answer: the next call looks for the primary again."""
+        if self._primary is connection:
+            self._primary = None
+
+    def close(self) -> None:
+        """Close every connection."""
+        with self._discovery:
+            for connection in self._connections.values():
+                connection.close()
+            self._connections.clear()
+            self._primary = None
+
+    def _discover(self, limit_s: float) -> Connection:
+        answers: queue.SimpleQueue[tuple[Connection, _Version]] = queue.SimpleQueue()
+        request = GetServiceVersionPRequest(serviceType=META_MASTER_CLIENT_SERVICE)
+        pending: list[_Version] = []
+        for target in self._targets:
+            connection = self._connections.get(target)
+            if connection is None:
+                connection = self._connections[target] = self._connect(target)
+            call = connection.future(GET_SERVICE_VERSION, request, limit_s)
+            pending.append(call)
+            call.when_done(partial(_hand_over, answers, connection))
+        failures: list[UpstreamError] = []
+        final: UpstreamError | None = None
+        try:
+            for _ in self._targets:
+                connection, call = answers.get()  # ends: every call has a deadline
+                try:
+                    answer = call.result()
+                except grpc.RpcError as error:
+                    failure = to_error(error, connection.target)
+                    failures.append(failure)
+                    if code_of(error) not in _TRY_NEXT:
+                        final = failure
+                    continue
+                _check_version(connection.target, "meta master", answer.version, META_MASTER_VERSION)
+                self._check_file_system_version(connection, limit_s)
+                return connection
+        finally:
+            for call in pending:
+                call.cancel()
+        if final is not None and len(failures) == len(self._targets) == 1:
+            raise final
+        reasons = "; ".join(str(failure) for failure in failures)
+        raise Unavailable(f"no master of {self._names()} is primary: {reasons}")
+
+    def _check_file_system_version(self, connection: Connection, limit_s: float) -> None:
+        request = GetServiceVersionPRequest(serviceType=FILE_SYSTEM_MASTER_CLIENT_SERVICE)
+        try:
+            answer = connection.unary(GET_SERVICE_VERSION, request, limit_s)
+        except grpc.RpcError as error:
+            # The meta service answers a moment before the file system service is registered.
+            raise Unavailable(str(to_error(error, connection.target))) from error
+        _check_version(connection.target, "file system master", answer.version, FILE_SYSTEM_MASTER_VERSION)
+
+    def _names(self) -> str:
+        return ", ".join(self._targets)
+
+
+def check_service_version(
+    connection: Connection, service: ServiceType, name: str, expected: int, limit_s: float
+) -> None:
+    """VersionMismatch unless the server's `service` has version `expected`; grpc.RpcError when it does not say."""
+    answer = connection.unary(GET_SERVICE_VERSION, GetServiceVersionPRequest(serviceType=service), limit_s)
+    _check_version(connection.target, name, answer.version, expected)
+
+
+def _hand_over(answers: queue.SimpleQueue[tuple[Connection, _Version]], connection: Connection, call: _Version) -> None:
+    answers.put((connection, call))
+
+
+def _check_version(target: str, name: str, version: int, expected: int) -> None:
+    if version != expected:
+        raise VersionMismatch(
+            f"{target}: {name} service has version {version}, this client speaks {expected} (Alluxio 2.x)"
+        )

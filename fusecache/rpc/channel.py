@@ -1,0 +1,64 @@
+"""Makes gRPC channels: every transport option of the project, in one place.
+
+A channel is to one server (host:port). It connects by itself when first used and reconnects by itself;
+nothing here authenticates, retries or knows a message.
+"""
+
+from __future__ import annotations
+
+import grpc
+
+from fusecache.rpc.tls import TlsFiles, load_credentials
+
+MASTER_RECEIVE_BYTES = 100 << 20
+"""Largest message accepted from a master, as Alluxio's own client: 10,000 FileInfos with block locations are
+far beyond grpcio's default of 4 MiB."""
+
+BLOCK_WORKER_RECEIVE_BYTES = 8 << 20
+"""Largest message accepted from a block worker: a chunk is at most 2 MiB; what is left is for lists of failed
+blocks. A hostile worker can't make us hold more than this per stream."""
+
+SEND_BYTES = 4 << 20
+"""Largest message sent: a block worker refuses more (alluxio.worker.network.max.inbound.message.size)."""
+
+KEEPALIVE_S = 45
+"""Servers punish pings more often than every 30 s (alluxio.*.network.permit.keepalive.time) by closing the
+connection; 45 s leaves room for their clock."""
+
+KEEPALIVE_TIMEOUT_S = 20
+FIRST_RECONNECT_S = 1
+LONGEST_RECONNECT_S = 3
+"""At most one connection attempt a second, and back within 5 s once the server is."""
+
+
+def make_channel(
+    target: str,
+    *,
+    tls: TlsFiles | None,
+    max_receive_bytes: int = MASTER_RECEIVE_BYTES,
+) -> grpc.Channel:
+    """A channel to `target` (host:port), plaintext HTTP/2 unless `tls` is given. No I/O but reading TLS files."""
+    options: list[tuple[str, int | str]] = [
+        ("grpc.max_receive_message_length", max_receive_bytes),
+        ("grpc.max_send_message_length", SEND_BYTES),
+        ("grpc.keepalive_time_ms", KEEPALIVE_S * 1000),
+        ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_S * 1000),
+        ("grpc.keepalive_permit_without_calls", 0),
+        # 0 = as many pings as needed: the SASL stream is silent for days and would use up the default of 2.
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.initial_reconnect_backoff_ms", FIRST_RECONNECT_S * 1000),
+        ("grpc.min_reconnect_backoff_ms", FIRST_RECONNECT_S * 1000),
+        ("grpc.max_reconnect_backoff_ms", LONGEST_RECONNECT_S * 1000),
+        # Data and metadata connections, and those of two clients in one process, must not share a TCP stream.
+        ("grpc.use_local_subchannel_pool", 1),
+        # A cluster is reached directly; http_proxy in the environment is meant for the internet.
+        ("grpc.enable_http_proxy", 0),
+        ("grpc.service_config_disable_resolution", 1),
+        # One retry loop only: rpc.retry, which has a budget.
+        ("grpc.enable_retries", 0),
+        # Alluxio puts Java messages into trailers; the default of 8 KiB turned a plain error into another one.
+        ("grpc.max_metadata_size", 64 << 10),
+    ]
+    if tls is None:
+        return grpc.insecure_channel(target, options=options)
+    return grpc.secure_channel(target, load_credentials(tls), options=options)
