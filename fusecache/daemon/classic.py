@@ -1,0 +1,334 @@
+"""`classic` mode: everything of one mount in one process, under fusermount3, without privileges. The composition root.
+
+    plan -> embedded server (folder SOURCE) -> Alluxio client -> metadata store and tree -> readers -> handlers
+         -> mount -> control socket, status over HTTP, upkeep -> ready
+
+`run` returns when the mount is gone, by umount(8) or by a signal, with nothing left behind: no thread that matters, no
+child, no descriptor, no mount. Order on the way down: no new requests, what is in flight is answered (at most
+GRACE_S), detach, then what served it.
+
+Decides nothing itself: every rule lives in the module it wires.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import random
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
+
+import structlog
+import trio
+
+import fusecache
+from fusecache.alluxio.client import AlluxioClient
+from fusecache.alluxio.model import ClusterIdentity, FileStatus
+from fusecache.cache.freshness import DatasetRule, FreshnessPolicy
+from fusecache.cache.store import MetadataStore
+from fusecache.cache.tree import MetadataTree
+from fusecache.clock import SystemClock
+from fusecache.config.settings import ClusterConfig, MountPlan, Settings
+from fusecache.daemon import mountpoint as mountpoints
+from fusecache.daemon.embedded_child import EmbeddedChild
+from fusecache.daemon.file_context import MetadataFileContext
+from fusecache.daemon.mount_control import MountControl
+from fusecache.daemon.upkeep import Upkeep
+from fusecache.errors import MountError, NotFound, UsageError
+from fusecache.fs.attributes import Attributes
+from fusecache.fs.hidden_folder import HiddenFolder
+from fusecache.fs.invalidation import Invalidator
+from fusecache.fs.operations import Operations
+from fusecache.fs.session import Session, may_allow_other, mount_options, set_read_ahead
+from fusecache.metrics import Metrics
+from fusecache.prefetch.reader import Readers
+from fusecache.rpc.budget import Budget
+from fusecache.status_http import StatusServer
+
+log = structlog.get_logger(__name__)
+
+GRACE_S = 10.0
+"""How long requests in flight may take to finish after SIGTERM; Kubernetes kills after 30 s by default."""
+
+CONNECT_BUDGET_S = 30.0
+"""A mount that can't reach its cluster says so after this time (commands have 30 s)."""
+
+TICK_S = 5.0
+STUCK_S = 30.0
+"""/healthz turns bad when the event loop, which ticks every TICK_S, has not run for this long."""
+
+FIRST_READ_S = 30.0
+"""A mount that does not answer a stat this long after mount(2) is taken for broken."""
+
+
+def run(plan: MountPlan, *, ready: Callable[[], None]) -> None:
+    """Serve one mount until it is unmounted or signalled; `ready` is called once reads work.
+
+    Raises FusecacheError (bad plan, cluster unreachable, mount refused) with nothing left mounted.
+    """
+    mountpoints.prepare(plan.mountpoint)
+    faulthandler.register(signal.SIGUSR1)
+    with ExitStack() as stack:
+        cluster = plan.cluster or _embedded_cluster(plan, stack)
+        clock = SystemClock()
+        metrics = Metrics()
+        metrics.gauge("fusecache_build_info", version=fusecache.__version__).set(1)
+        client = AlluxioClient(cluster, plan.settings, metrics=metrics, clock=clock, rng=random.Random())
+        stack.callback(client.close)
+        identity = client.connect(Budget(clock, CONNECT_BUDGET_S))
+        store = MetadataStore.open(
+            plan.settings.state_dir / "metadata",
+            cluster_id=identity.cluster_id,
+            map_bytes=plan.settings.metadata_map_bytes,
+        )
+        stack.callback(store.close)
+        mount = ClassicMount(plan, client, identity, store, metrics=metrics, clock=clock)
+        trio.run(mount.serve, ready)
+
+
+def _embedded_cluster(plan: MountPlan, stack: ExitStack) -> ClusterConfig:
+    assert plan.folder is not None
+    child = EmbeddedChild(plan.folder, plan.settings.state_dir / "embedded")
+    stack.callback(child.stop)
+    address = child.start()
+    return ClusterConfig(name="embedded", masters=(address.master,), tier_folders=address.tier_folders)
+
+
+class ClassicMount:
+    """One mount, wired."""
+
+    def __init__(
+        self,
+        plan: MountPlan,
+        client: AlluxioClient,
+        identity: ClusterIdentity,
+        store: MetadataStore,
+        *,
+        metrics: Metrics,
+        clock: SystemClock,
+    ) -> None:
+        self.plan = plan
+        self.identity = identity
+        self.metrics = metrics
+        settings = plan.settings
+        self._client = client
+        self._clock = clock
+        data_threads = trio.CapacityLimiter(settings.data_threads)
+        metadata_threads = trio.CapacityLimiter(settings.metadata_threads)
+        self.invalidator = Invalidator(metrics)
+        self.tree = MetadataTree(
+            store,
+            root_path=plan.path,
+            list_folder=self._list_folder,
+            get_status=self._get_status,
+            policy=freshness_of(plan),
+            clock=clock,
+            rng=random.Random(),
+            metrics=metrics,
+            limiter=metadata_threads,
+            on_change=self.invalidator.change,
+        )
+        context = MetadataFileContext(self.tree, client, settings, clock)
+        self.readers = Readers(client, context, settings, metrics=metrics, clock=clock, limiter=data_threads)
+        self._upkeep = Upkeep(
+            client, self.readers, settings, metrics=metrics, clock=clock, limiter=trio.CapacityLimiter(2)
+        )
+        self.control = MountControl(self)
+        hidden = HiddenFolder(
+            {
+                b"stats": lambda: metrics.exposition().encode(),
+                b"config": lambda: (json.dumps(self.control.describe_config(), indent=2) + "\n").encode(),
+                b"version": lambda: f"fusecache {fusecache.__version__}\n".encode(),
+            }
+        )
+        self._operations = Operations(
+            self.tree,
+            self.readers,
+            Attributes(settings),
+            hidden,
+            metrics=metrics,
+            capacity=self._upkeep.capacity,
+            on_stale_read=self._heal_stale,
+        )
+        self._session = Session(self._operations, plan.mountpoint)
+        self._ready = metrics.gauge("fusecache_mount_ready")
+        self._nursery: trio.Nursery | None = None
+        self._stopping = False
+        self._started_at = self._ticked_at = clock.now()
+        self.source = str(plan.folder) if plan.folder else _alluxio_url(plan)
+        self.read_ahead_bytes: int | None = None
+        """What the kernel was told; None when this process may not set it."""
+
+    def uptime_s(self) -> float:
+        """Seconds since the start of this process's mount."""
+        return self._clock.now() - self._started_at
+
+    async def find(self, parent: int, name: bytes, *, last: bool) -> int | None:
+        """Inode of folder `name` in `parent`; None when `last` and it is a file or missing."""
+        try:
+            entry = await self.tree.lookup(parent, name)
+        except NotFound:
+            if last:
+                return None
+            raise
+        if not entry.folder:
+            if last:
+                return None
+            raise UsageError(f"{name.decode('utf-8', 'replace')!r} is a file, not a folder")
+        return entry.inode
+
+    @property
+    def ready(self) -> bool:
+        """True while reads work."""
+        return bool(self._ready.value)
+
+    async def serve(self, ready: Callable[[], None]) -> None:
+        """Mount, serve, unmount."""
+        settings = self.plan.settings
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                await nursery.start(self.tree.run)
+                await self._resolve_root()
+                await nursery.start(self.readers.fetcher.run)
+                await self._upkeep.refresh_capacity()
+                self._mount(settings)
+                nursery.start_soon(self._watch_signals)
+                nursery.start_soon(self._upkeep.run)
+                nursery.start_soon(self._tick)
+                await nursery.start(self.control.run)
+                nursery.start_soon(self._announce, ready)
+                with self._status_server(settings):
+                    await self._session.serve()
+                self._ready.set(0)
+                nursery.cancel_scope.cancel()
+        except BaseExceptionGroup as group:
+            raise _only_error(group) from group
+        finally:
+            self._ready.set(0)
+            self.invalidator.close()
+            self._session.close()
+            self.readers.close_all()
+        log.info("unmounted", mountpoint=str(self.plan.mountpoint))
+
+    def _mount(self, settings: Settings) -> None:
+        other_users = may_allow_other() if settings.allow_other is None else settings.allow_other
+        self._session.open(mount_options(settings, self.source, other_users=other_users))
+        self.invalidator.start()
+        info = mountpoints.find_mount(self.plan.mountpoint)
+        if info is not None and set_read_ahead(info.device, settings.read_ahead_bytes):
+            self.read_ahead_bytes = settings.read_ahead_bytes
+        if not other_users:
+            log.info("the mount is private to its owner: allow_other needs root or user_allow_other in /etc/fuse.conf")
+
+    async def _resolve_root(self) -> None:
+        path = self.plan.path.decode("utf-8", "replace")
+        try:
+            root = await self.tree.getattr(await self._start_tree())
+        except NotFound:
+            raise UsageError(f"{path}: no such folder in the cluster {self.identity.primary}") from None
+        if not root.folder:
+            raise UsageError(f"{path}: is a file in the cluster {self.identity.primary}; mount the folder it is in")
+
+    async def _start_tree(self) -> int:
+        await self.tree.start()
+        return self.tree.ROOT
+
+    async def _announce(self, ready: Callable[[], None]) -> None:
+        state = await trio.to_thread.run_sync(mountpoints.probe, self.plan.mountpoint, FIRST_READ_S)
+        if state != "ok":
+            raise MountError(f"{self.plan.mountpoint}: mounted, but the first request is {state} after {FIRST_READ_S:.0f} s")
+        self._ready.set(1)
+        log.info(
+            "mounted",
+            mountpoint=str(self.plan.mountpoint),
+            source=self.source,
+            cluster_id=self.identity.cluster_id,
+        )
+        ready()
+
+    async def _watch_signals(self) -> None:
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            async for number in signals:
+                assert self._nursery is not None
+                if self._stopping:
+                    log.warning("second signal: ending without waiting", signal=signal.Signals(number).name)
+                    self._nursery.cancel_scope.cancel()
+                    return
+                self._stopping = True
+                log.info("ending", signal=signal.Signals(number).name)
+                self._nursery.start_soon(self._end)
+
+    async def _end(self) -> None:
+        """Unmount while requests are still answered; a busy mount is detached, and said so."""
+        assert self._nursery is not None
+        outcome = await trio.to_thread.run_sync(mountpoints.unmount, self.plan.mountpoint, GRACE_S)
+        if outcome == "unmounted":
+            return  # the kernel ends the session
+        log.warning("the mount is busy: detached, open files end with this process", mountpoint=str(self.plan.mountpoint))
+        with trio.move_on_after(GRACE_S):
+            while self.metrics.gauge("fusecache_requests_in_flight").value > 0:
+                await trio.sleep(0.05)
+        self._nursery.cancel_scope.cancel()
+
+    def _heal_stale(self, inode: int) -> None:
+        """A READ met a dead id: drop the kernel's pages of it and list its folder again."""
+        self.invalidator.push(("inode", inode, b""))
+
+    def _status_server(self, settings: Settings) -> AbstractContextManager[Any]:
+        if settings.metrics_address is None:
+            return ExitStack()
+        return StatusServer(
+            settings.metrics_address,
+            exposition=self.metrics.exposition,
+            health=self._unhealthy,
+            ready=lambda: None if self.ready else "the mount does not serve reads yet",
+        )
+
+    def _unhealthy(self) -> str | None:
+        """From the HTTP thread: why a restart would help, None when it would not."""
+        silent_s = self._clock.now() - self._ticked_at
+        return None if silent_s < STUCK_S else f"the event loop has not run for {silent_s:.0f} s"
+
+    async def _tick(self) -> None:
+        while True:
+            self._ticked_at = self._clock.now()
+            await trio.sleep(TICK_S)
+
+    def _list_folder(self, path: bytes, sync_interval_ms: int) -> Iterator[list[FileStatus]]:
+        budget = Budget(self._clock, self.plan.settings.metadata_budget_s)
+        return self._client.list_status(path, sync_interval_ms=sync_interval_ms, budget=budget)
+
+    def _get_status(self, path: bytes, sync_interval_ms: int) -> FileStatus:
+        budget = Budget(self._clock, self.plan.settings.metadata_budget_s)
+        return self._client.get_status(path, sync_interval_ms=sync_interval_ms, budget=budget)
+
+
+def freshness_of(plan: MountPlan) -> FreshnessPolicy:
+    """The plan's settings about age, with its data sets."""
+    settings = plan.settings
+    return FreshnessPolicy(
+        refresh_s=settings.refresh_s,
+        immutable=settings.immutable,
+        immutable_kernel_timeout_s=settings.immutable_kernel_timeout_s,
+        stale_if_error_s=settings.stale_if_error_s,
+        negative_s=settings.negative_s,
+        sync_interval_s=settings.sync_interval_s,
+        refresh_calls_per_s=settings.refresh_calls_per_s,
+        datasets=tuple(DatasetRule(d.path, d.immutable, d.refresh_s) for d in plan.datasets),
+    )
+
+
+def _alluxio_url(plan: MountPlan) -> str:
+    assert plan.cluster is not None
+    return f"alluxio://{','.join(plan.cluster.masters)}{plan.path.decode('utf-8', 'replace')}"
+
+
+def _only_error(group: BaseExceptionGroup[Any]) -> BaseException:
+    """A nursery wraps what its tasks raise; one error is shown as itself, several as the group."""
+    leaves: BaseException = group
+    while isinstance(leaves, BaseExceptionGroup) and len(leaves.exceptions) == 1:
+        leaves = leaves.exceptions[0]
+    return leaves

@@ -1,0 +1,115 @@
+"""What a mount answers on its control socket: status, metrics, config, refresh, log level.
+
+Reading is for everybody who can reach the socket; changing is for root and the daemon's own user (`control` checks the
+peer). Paths are relative to the mount's root and travel as text with surrogate escapes, so that any file name fits.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+import fusecache
+from fusecache import logs
+from fusecache.config.settings import LogLevel
+from fusecache.daemon.control import ControlServer, Handler, socket_path
+from fusecache.errors import UsageError
+
+if TYPE_CHECKING:
+    from fusecache.daemon.classic import ClassicMount
+
+PUSH_WAIT_S = 5.0
+"""A refresh answers once its invalidations are sent, or after this time (one may wait for a READ in flight)."""
+
+
+class MountControl:
+    """The control socket of one mount."""
+
+    def __init__(self, mount: ClassicMount) -> None:
+        self._mount = mount
+        self.path = socket_path(mount.plan.settings.runtime_dir, mount.plan.mountpoint)
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Answer until cancelled."""
+        handlers = (
+            Handler("status", self._status, privileged=False),
+            Handler("metrics", self._metrics, privileged=False),
+            Handler("config", self._config, privileged=False),
+            Handler("refresh", self._refresh, privileged=True),
+            Handler("log_level", self._log_level, privileged=True),
+        )
+        await ControlServer(self.path, {handler.name: handler for handler in handlers}).run(task_status=task_status)
+
+    def describe_config(self) -> dict[str, Any]:
+        """Effective settings, cluster and control socket; no secret is among them."""
+        plan = self._mount.plan
+        return {
+            "mountpoint": str(plan.mountpoint),
+            "source": self._mount.source,
+            "cluster": plan.cluster.model_dump(mode="json") if plan.cluster else None,
+            "cluster_id": self._mount.identity.cluster_id,
+            "control_socket": str(self.path),
+            "settings": plan.settings.model_dump(mode="json"),
+        }
+
+    async def _status(self, request: dict[str, Any]) -> dict[str, Any]:
+        mount = self._mount
+        return {
+            "ready": mount.ready,
+            "version": fusecache.__version__,
+            "pid": os.getpid(),
+            "mountpoint": str(mount.plan.mountpoint),
+            "source": mount.source,
+            "open_mode": mount.plan.settings.open_mode,
+            "cluster_id": mount.identity.cluster_id,
+            "primary": mount.identity.primary,
+            "alluxio_version": mount.identity.version,
+            "uptime_s": round(mount.uptime_s(), 1),
+            "read_ahead_bytes": mount.read_ahead_bytes,
+            "log_level": logs.level(),
+            "metrics": mount.metrics.snapshot(),
+        }
+
+    async def _metrics(self, request: dict[str, Any]) -> dict[str, Any]:
+        return {"text": self._mount.metrics.exposition()}
+
+    async def _config(self, request: dict[str, Any]) -> dict[str, Any]:
+        return {"config": self.describe_config()}
+
+    async def _refresh(self, request: dict[str, Any]) -> dict[str, Any]:
+        paths = request.get("paths")
+        if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
+            raise UsageError("refresh: `paths` must be a list of paths relative to the mount")
+        folders = changed = 0
+        for path in paths:
+            diff = await self._mount.tree.refresh(await self._folder_of(os.fsencode(path)), force_sync=True)
+            folders += 1
+            changed += diff.total
+        with trio.move_on_after(PUSH_WAIT_S):
+            while not self._mount.invalidator.idle():
+                await trio.sleep(0.005)
+        return {"folders": folders, "changed": changed}
+
+    async def _folder_of(self, path: bytes) -> int:
+        """Inode of the folder at `path`, or of the folder that holds it (a file; a name that is not there yet)."""
+        tree = self._mount.tree
+        inode = tree.ROOT
+        names = [name for name in path.split(b"/") if name not in (b"", b".")]
+        for depth, name in enumerate(names):
+            if name == b"..":
+                raise UsageError(f"refresh: {os.fsdecode(path)!r} must not leave the mount")
+            found = await self._mount.find(inode, name, last=depth == len(names) - 1)
+            if found is None:
+                return inode
+            inode = found
+        return inode
+
+    async def _log_level(self, request: dict[str, Any]) -> dict[str, Any]:
+        wanted = request.get("level")
+        if wanted not in logs.LEVELS:
+            raise UsageError(f"log level {wanted!r}: allowed are {', '.join(logs.LEVELS)}")
+        level: LogLevel = wanted
+        logs.set_level(level)
+        return {"level": logs.level()}

@@ -1,0 +1,335 @@
+"""FileReader over a fake client: right bytes from every source, each byte fetched once, errors and never short reads."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+
+from fusecache.alluxio.model import Block, block_id_of
+from fusecache.cache.record import Entry
+from fusecache.clock import SystemClock
+from fusecache.config.settings import Settings
+from fusecache.errors import Incomplete, StaleId, Unavailable
+from fusecache.metrics import Metrics
+from fusecache.prefetch.reader import Readers
+from fusecache.rpc.budget import Budget
+
+KIB, MIB = 1 << 10, 1 << 20
+FILE_ID = (5 << 24) | 0xFFFFFF
+
+
+class FakeStream:
+    """A range of the content; counts what it gives."""
+
+    def __init__(self, client: FakeClient, content: bytes, source: str) -> None:
+        self._client = client
+        self._content = content
+        self._position = 0
+        self.source = source
+        self.closed = False
+
+    def read(self, size: int, budget: Budget) -> bytes:
+        if self._client.gate is not None:
+            assert self._client.gate.wait(10)
+        if self._client.fail_reads:
+            raise Unavailable("no block worker answers")
+        data = self._content[self._position : self._position + size]
+        assert len(data) == size, "asked past the stream's end"
+        self._position += size
+        self._client.fetched_bytes += size
+        return data
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class FakeClient:
+    """Serves one file's content, locally from `folder` when a block file is there."""
+
+    def __init__(self, content: bytes, block_size: int, folder: Path, source: str = "block_worker") -> None:
+        self.content = content
+        self.block_size = block_size
+        self.folder = folder
+        self.source = source
+        self.streams: list[FakeStream] = []
+        self.fetched_bytes = 0
+        self.cached: list[int] = []
+        self.learned: list[int] = []
+        self.fail_reads = False
+        self.gate: threading.Event | None = None
+
+    def block_bytes(self, block_id: int) -> bytes:
+        index = block_id & 0xFFFFFF
+        return self.content[index * self.block_size : (index + 1) * self.block_size]
+
+    def make_local(self, index: int) -> Path:
+        path = self.folder / str(block_id_of(FILE_ID, index))
+        path.write_bytes(self.block_bytes(block_id_of(FILE_ID, index)))
+        return path
+
+    def open_local(self, block: Block) -> int | None:
+        try:
+            fd = os.open(self.folder / str(block.block_id), os.O_RDONLY)
+        except FileNotFoundError:
+            return None
+        if os.fstat(fd).st_size != block.length:
+            os.close(fd)
+            return None
+        return fd
+
+    def learn_local(self, block: Block, budget: Budget) -> int | None:
+        self.learned.append(block.block_id)
+        return None
+
+    def open_stream(self, block: Block, offset: int, length: int, budget: Budget) -> FakeStream:
+        stream = FakeStream(self, self.block_bytes(block.block_id)[offset : offset + length], self.source)
+        self.streams.append(stream)
+        return stream
+
+    def cache(self, block: Block, budget: Budget) -> None:
+        self.cached.append(block.block_id)
+
+
+class FakeContext:
+    """Metadata of the one file."""
+
+    def __init__(self) -> None:
+        self.dead = False
+        self.confirmed = 0
+        self.replaced = False
+
+    def ufs_path(self, inode: int) -> bytes | None:
+        return b"/ufs/file"
+
+    def superseded(self, inode: int) -> bool:
+        return self.dead
+
+    def confirm(self, inode: int) -> Callable[[], None]:
+        def check() -> None:
+            self.confirmed += 1
+            if self.replaced:
+                raise StaleId("replaced")
+
+        return check
+
+
+def entry_of(content: bytes, block_size: int, *, locations: bool = True) -> Entry:
+    count = -(-len(content) // block_size)
+    return Entry(
+        inode=FILE_ID + 1, parent=1, name=b"f", folder=False, completed=True, persisted=True, in_ufs_tier=False,
+        mount_point=False, length=len(content), block_size=block_size, block_count=count,
+        locations=((7,),) * count if locations else (), mtime_ms=0, mode=0o644, owner=b"", group=b"", mount_id=1,
+        ufs_path=b"",
+    )  # fmt: skip
+
+
+@asynccontextmanager
+async def readers_over(
+    client: FakeClient, context: FakeContext, metrics: Metrics, **settings: object
+) -> AsyncIterator[Readers]:
+    readers = Readers(
+        client, context, Settings.model_validate(settings), metrics=metrics, clock=SystemClock(),
+        limiter=trio.CapacityLimiter(8),
+    )  # fmt: skip
+    async with trio.open_nursery() as nursery:
+        await nursery.start(readers.fetcher.run)
+        try:
+            yield readers
+        finally:
+            readers.close_all()
+            nursery.cancel_scope.cancel()
+
+
+def content_of(size: int) -> bytes:
+    return random.Random(size).randbytes(size)
+
+
+@pytest.mark.parametrize("local", [True, False])
+@pytest.mark.parametrize("size", [1, 10, 4095, 4096, 4097, 64 * KIB - 1, 64 * KIB, 64 * KIB + 1, 200 * KIB])
+async def test_reader_odd_sizes_give_exact_bytes_everywhere(tmp_path: Path, size: int, local: bool) -> None:
+    """User reports 27 and 29: block multiples and their neighbours, tiny files, reads at and past the end."""
+    content, block_size = content_of(size), 64 * KIB
+    client = FakeClient(content, block_size, tmp_path)
+    if local:
+        for index in range(-(-size // block_size)):
+            client.make_local(index)
+    async with readers_over(client, FakeContext(), Metrics()) as readers:
+        reader = readers.open(entry_of(content, block_size))
+        offsets = {0, 1, size - 1, size, size + 1, size // 2, block_size - 1, block_size, block_size + 1}
+        for offset in sorted(o for o in offsets if o >= 0):
+            for want in (1, 4096, 128 * KIB, MIB):
+                hot = reader.hot_read(offset, want)
+                data = await reader.read(offset, want) if hot is None else hot
+                assert bytes(data) == content[offset : offset + want], (offset, want)
+    assert bool(client.streams) != local
+
+
+async def test_reader_thousands_of_random_reads_equal_the_content(tmp_path: Path) -> None:
+    content, block_size = content_of(3 * MIB + 12345), MIB
+    client = FakeClient(content, block_size, tmp_path)
+    client.make_local(1)
+    rng = random.Random(4)
+    async with readers_over(client, FakeContext(), Metrics(), read_buffer_bytes=MIB, fetch_bytes=256 * KIB) as readers:
+        reader = readers.open(entry_of(content, block_size))
+        for _ in range(2000):
+            offset, want = rng.randrange(len(content) + 100), rng.randrange(1, 300 * KIB)
+            hot = reader.hot_read(offset, want)
+            data = await reader.read(offset, want) if hot is None else hot
+            assert bytes(data) == content[offset : offset + want]
+        assert readers.fetcher.buffer.held_bytes <= MIB
+
+
+async def test_reader_local_bytes_in_memory_are_answered_inline(tmp_path: Path) -> None:
+    content = content_of(110 * KIB)
+    client, metrics = FakeClient(content, 64 * MIB, tmp_path), Metrics()
+    client.make_local(0)
+    async with readers_over(client, FakeContext(), metrics) as readers:
+        reader = readers.open(entry_of(content, 64 * MIB))
+        data = reader.hot_read(0, 128 * KIB)
+        assert data is not None and bytes(data) == content
+    assert metrics.snapshot()["fusecache_read_bytes_total{source=local_block}"] == len(content)
+    assert not client.streams
+
+
+async def test_reader_concurrent_reads_fetch_each_byte_once(tmp_path: Path) -> None:
+    content = content_of(8 * MIB)
+    client = FakeClient(content, 64 * MIB, tmp_path)
+    client.gate = threading.Event()
+    async with readers_over(client, FakeContext(), Metrics()) as readers:
+        reader = readers.open(entry_of(content, 64 * MIB))
+        seen: list[bool] = []
+
+        async def one(offset: int) -> None:
+            seen.append(bytes(await reader.read(offset, 128 * KIB)) == content[offset : offset + 128 * KIB])
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(4):
+                for offset in range(0, MIB, 128 * KIB):
+                    nursery.start_soon(one, offset)
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            client.gate.set()
+        assert seen == [True] * 32
+    assert client.fetched_bytes == MIB
+
+
+async def test_reader_sequential_read_uses_one_stream_a_block(tmp_path: Path) -> None:
+    content, block_size = content_of(16 * MIB), 8 * MIB
+    client = FakeClient(content, block_size, tmp_path)
+    async with readers_over(client, FakeContext(), Metrics(), fetch_bytes=2 * MIB) as readers:
+        reader = readers.open(entry_of(content, block_size))
+        got = b"".join([bytes(await reader.read(offset, MIB)) for offset in range(0, len(content), MIB)])
+        assert got == content
+    assert len(client.streams) == 2
+    assert all(stream.closed for stream in client.streams)
+
+
+async def test_reader_failed_fetch_is_an_error_and_the_next_read_tries_again(tmp_path: Path) -> None:
+    content = content_of(MIB)
+    client = FakeClient(content, 64 * MIB, tmp_path)
+    client.fail_reads = True
+    async with readers_over(client, FakeContext(), Metrics()) as readers:
+        reader = readers.open(entry_of(content, 64 * MIB))
+        with pytest.raises(Unavailable):
+            await reader.read(0, 4096)
+        client.fail_reads = False
+        assert bytes(await reader.read(0, 4096)) == content[:4096]
+
+
+async def test_reader_truncated_block_file_is_not_used(tmp_path: Path, expected_logs: Callable[..., None]) -> None:
+    """A block file cut under an open descriptor: the bytes come from elsewhere, none is invented."""
+    content = content_of(256 * KIB)
+    client, metrics = FakeClient(content, 64 * MIB, tmp_path), Metrics()
+    path = client.make_local(0)
+    expected_logs(r"local block file failed")
+    async with readers_over(client, FakeContext(), metrics) as readers:
+        reader = readers.open(entry_of(content, 64 * MIB))
+        assert reader.hot_read(0, 4096) is not None
+        os.truncate(path, 100 * KIB)
+        assert reader.hot_read(64 * KIB, 128 * KIB) is None
+        assert bytes(await reader.read(64 * KIB, 128 * KIB)) == content[64 * KIB : 192 * KIB]
+    assert metrics.snapshot()["fusecache_block_sources_failed_total{source=local_block}"] == 1
+
+
+async def test_reader_bytes_from_the_under_storage_are_confirmed(tmp_path: Path) -> None:
+    content = content_of(100 * KIB)
+    client, context = FakeClient(content, 64 * MIB, tmp_path, source="ufs"), FakeContext()
+    async with readers_over(client, context, Metrics()) as readers:
+        reader = readers.open(entry_of(content, 64 * MIB, locations=False))
+        assert bytes(await reader.read(0, len(content))) == content
+        assert context.confirmed == 1
+
+
+async def test_reader_replaced_file_is_stale_not_the_new_bytes(tmp_path: Path) -> None:
+    content = content_of(100 * KIB)
+    client, context = FakeClient(content, 64 * MIB, tmp_path, source="ufs"), FakeContext()
+    context.replaced = True
+    async with readers_over(client, context, Metrics()) as readers:
+        reader = readers.open(entry_of(content, 64 * MIB, locations=False))
+        with pytest.raises(StaleId):
+            await reader.read(0, 4096)
+        assert context.confirmed == 1
+
+
+async def test_reader_superseded_id_never_names_the_under_storage(tmp_path: Path) -> None:
+    content = content_of(100 * KIB)
+    client, context = FakeClient(content, 64 * MIB, tmp_path), FakeContext()
+    async with readers_over(client, context, Metrics()) as readers:
+        reader = readers.open(entry_of(content, 64 * MIB))
+        assert reader.block(0).ufs_path == b"/ufs/file"
+        context.dead = True
+        assert reader.block(0).ufs_path is None
+
+
+async def test_reader_partial_under_storage_read_asks_for_the_block_once(tmp_path: Path) -> None:
+    content = content_of(32 * MIB)
+    client = FakeClient(content, 64 * MIB, tmp_path, source="ufs")
+    async with readers_over(client, FakeContext(), Metrics()) as readers:
+        reader = readers.open(entry_of(content, 64 * MIB, locations=False))
+        for offset in (20 * MIB, 9 * MIB, 27 * MIB):
+            await reader.read(offset, 4096)
+    assert client.cached == [block_id_of(FILE_ID, 0)]
+
+
+async def test_reader_incomplete_file_can_not_be_opened(tmp_path: Path) -> None:
+    client = FakeClient(b"", MIB, tmp_path)
+    async with readers_over(client, FakeContext(), Metrics()) as readers:
+        with pytest.raises(Incomplete):
+            readers.open(entry_of(b"x", MIB)._replace(completed=False))
+
+
+async def test_reader_release_closes_descriptors_and_forgets_bytes(tmp_path: Path) -> None:
+    content = content_of(2 * MIB)
+    client, metrics = FakeClient(content, MIB, tmp_path), Metrics()
+    client.make_local(0)
+    async with readers_over(client, FakeContext(), metrics) as readers:
+        reader = readers.open(entry_of(content, MIB))
+        readers.open(entry_of(content, MIB))
+        assert reader.hot_read(0, 4096) is not None
+        await reader.read(MIB, 4096)
+        readers.release(FILE_ID + 1)
+        assert len(readers.open_blocks) == 1
+        readers.release(FILE_ID + 1)
+        assert len(readers.open_blocks) == 0
+        assert readers.fetcher.buffer.held_bytes == 0
+        assert metrics.snapshot()["fusecache_open_files"] == 0
+
+
+async def test_reader_open_blocks_stay_below_the_limit(tmp_path: Path) -> None:
+    content, block_size = content_of(40 * KIB), KIB
+    client = FakeClient(content, block_size, tmp_path)
+    for index in range(40):
+        client.make_local(index)
+    async with readers_over(client, FakeContext(), Metrics(), max_open_blocks=16) as readers:
+        reader = readers.open(entry_of(content, block_size))
+        for _ in range(2):
+            for offset in range(0, len(content), KIB):
+                data = reader.hot_read(offset, KIB)
+                assert data is not None and bytes(data) == content[offset : offset + KIB]
+        assert len(readers.open_blocks) <= 16
