@@ -45,6 +45,9 @@ CONFIG_VARIABLE = "FUSECACHE_CONFIG"
 CLUSTER_KEYS: tuple[str, ...] = tuple(key for key in ClusterConfig.model_fields if key not in ("name", "masters"))
 """Keys of a cluster that flags and variables may give too."""
 
+_SINGULAR = {"tier_folders": "--tier-folder", "node_hosts": "--node-host"}
+"""Flags given several times are named for one of their values."""
+
 _SECTIONS = ("clusters", "mounts", "datasets")
 _LIST_KEYS = ("tier_folders", "node_hosts")
 
@@ -96,8 +99,9 @@ class Configuration:
                 check_folder(folder)
                 for origin, values in self.cluster_layers:
                     if values and origin.startswith("--"):
-                        flag = "--" + next(iter(values)).replace("_", "-")
-                        raise UsageError(f"{flag} is for an Alluxio cluster, and SOURCE {source_text!r} is a folder")
+                        raise UsageError(
+                            f"{flag_name(next(iter(values)))} is for a cluster, and SOURCE {source_text!r} is a folder"
+                        )
                 return None, folder, b"/"
             case ClusterSource(name, path):
                 if name not in self.clusters:
@@ -186,6 +190,11 @@ def load(file: Path | None, environment: Mapping[str, str], flags: Mapping[str, 
     return configuration
 
 
+def flag_name(key: str) -> str:
+    """The flag of a key: `refresh_s` -> `--refresh-s`."""
+    return _SINGULAR.get(key, "--" + key.replace("_", "-"))
+
+
 def _merge(layers: tuple[tuple[str, Mapping[str, Any]], ...]) -> tuple[Settings, Origins]:
     """One Settings from all layers, later ones winning; each layer is checked, also where it is overridden."""
     values: dict[str, Any] = {}
@@ -206,7 +215,7 @@ def _origin_text(origin: str, key: str) -> str:
     """`--{}` -> `--refresh-s`, `FUSECACHE_{}` -> `FUSECACHE_REFRESH_S`, a file's name stays."""
     if not _by_key(origin):
         return origin
-    return origin.format(key.replace("_", "-") if origin.startswith("--") else key.upper())
+    return flag_name(key) if origin.startswith("--") else origin.format(key.upper())
 
 
 def _from_file(key: str, value: Any) -> Any:

@@ -39,6 +39,11 @@ def _host_port(value: str) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def _listen_address(value: str) -> str:
+    parse_host_port(value, default_port=None, lowest_port=0)
+    return value
+
+
 Seconds = Annotated[float, BeforeValidator(parse_duration), Field(ge=0, le=10 * 365 * 86400)]
 Size = Annotated[int, BeforeValidator(parse_size)]
 Count = Annotated[int, BeforeValidator(_no_bool)]
@@ -48,6 +53,7 @@ Id = Annotated[int, BeforeValidator(_no_bool), Field(ge=0, lt=2**32 - 1)]
 AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
 AbsoluteFolder = Annotated[str, AfterValidator(lambda text: str(_absolute(Path(text))))]
 HostPort = Annotated[str, AfterValidator(_host_port)]
+ListenAddress = Annotated[str, AfterValidator(_listen_address)]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
@@ -220,7 +226,7 @@ class Settings(_Model):
         description="Control sockets.",
         json_schema_extra={"default": "/run/fusecache for root, else $XDG_RUNTIME_DIR/fusecache"},
     )
-    metrics_address: HostPort | None = Field(
+    metrics_address: ListenAddress | None = Field(
         default=None,
         description="host:port for /metrics, /healthz and /readyz, such as 127.0.0.1:9464. Unset: not served over HTTP "
         "(`fusecache status` works without).",

@@ -66,10 +66,10 @@ def parse_source(text: str) -> Source:
     return FolderSource(_folder_path(text))
 
 
-def parse_host_port(text: str, default_port: int | None = DEFAULT_MASTER_PORT) -> tuple[str, int]:
+def parse_host_port(text: str, default_port: int | None = DEFAULT_MASTER_PORT, lowest_port: int = 1) -> tuple[str, int]:
     """host and port of `host`, `host:port`, `[v6]:port`. ValueError says what is wrong.
 
-    `default_port` None = the port must be there.
+    `default_port` None = the port must be there; `lowest_port` 0 allows "any free port" for listening.
     """
     if text.startswith("["):
         host, bracket, rest = text[1:].partition("]")
@@ -85,8 +85,8 @@ def parse_host_port(text: str, default_port: int | None = DEFAULT_MASTER_PORT) -
         if default_port is None:
             raise ValueError(f"{text!r} has no port; write HOST:PORT")
         return host, default_port
-    if not re.fullmatch(r"[0-9]{1,5}", port_text) or not 1 <= int(port_text) <= 65535:
-        raise ValueError(f"{port_text!r} in {text!r} is not a port; allowed: 1 to 65535")
+    if not re.fullmatch(r"[0-9]{1,5}", port_text) or not lowest_port <= int(port_text) <= 65535:
+        raise ValueError(f"{port_text!r} in {text!r} is not a port; allowed: {lowest_port} to 65535")
     return host, int(port_text)
 
 

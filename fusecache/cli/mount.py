@@ -1,0 +1,70 @@
+"""`fusecache mount`: one mount, in the foreground or as a daemon. Flags are made from the table of settings."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fusecache.cli.options import Common, cluster_flags, everywhere, print_json, setting_flags
+
+
+@click.command(short_help="Mount a path of Alluxio, or a folder, at a mount point.")
+@click.argument("source")
+@click.argument("mountpoint", type=click.Path(path_type=Path))
+@click.option("--daemon", is_flag=True, help="Return once reads work, and go on in the background.")
+@click.option(
+    "--log-file",
+    type=click.Path(path_type=Path),
+    help="With --daemon: file the daemon logs to [default: a file in the state folder's logs].",
+)
+@setting_flags()
+@cluster_flags
+@everywhere
+def mount(
+    source: str, mountpoint: Path, daemon: bool, log_file: Path | None, common: Common, flags: dict[str, Any]
+) -> None:
+    """Mount SOURCE at MOUNTPOINT, read-only, until it is unmounted.
+
+    \b
+    SOURCE is one of
+      alluxio://HOST:19998[,HOST:19998]/PATH   a path of a cluster, by its masters
+      CLUSTER:/PATH                            a path of a cluster of the configuration file
+      FOLDER                                   a folder, served by an embedded Alluxio-compatible server
+    MOUNTPOINT is an empty folder. A dead mount left there by a killed daemon is replaced.
+
+    \b
+    Examples:
+      fusecache mount ./photos /mnt/photos
+      fusecache mount --daemon alluxio://m1:19998,m2:19998/imagenet /mnt/imagenet
+      fusecache mount --daemon --immutable --user alice alluxio://m1:19998/coco /mnt/coco
+      fusecache mount --config cluster.yaml train:/imagenet /mnt/imagenet
+
+    In the foreground Ctrl-C unmounts. Exit codes: 2 a wrong argument, 3 the mount point, 4 the state folder, 6 Alluxio.
+    """
+    plan = common.configuration(flags).plan(source, mountpoint)
+    # By its own name and not through links: so it stands in mountinfo, by which every other command finds it.
+    from fusecache.daemon.mountpoint import resolve
+
+    plan = plan.model_copy(update={"mountpoint": Path(os.fsdecode(resolve(plan.mountpoint)))})
+    if daemon:
+        from fusecache.daemon import background
+
+        pid = background.start(plan, source, log_file or background.default_log_file(plan))
+        if common.as_json:
+            print_json({"mountpoint": plan.mountpoint, "source": source, "pid": pid})
+        else:
+            click.echo(f"{source} is mounted at {plan.mountpoint} (process {pid})")
+        return
+
+    from fusecache.daemon.mount_child import run_mount
+
+    def ready() -> None:
+        if common.as_json:
+            print_json({"mountpoint": plan.mountpoint, "source": source, "pid": os.getpid()})
+        else:
+            click.echo(f"{source} is mounted at {plan.mountpoint}; Ctrl-C unmounts")
+
+    run_mount(plan, ready)

@@ -1,0 +1,42 @@
+"""`fusecache serve`: what the DaemonSet runs."""
+
+from __future__ import annotations
+
+import click
+
+from fusecache.cli.options import Common, everywhere, print_json
+
+
+@click.command(short_help="Run all mounts of a configuration file.")
+@everywhere
+def serve(common: Common) -> None:
+    """Run every mount of the configuration file until a signal ends them; one process per mount.
+
+    With `metrics_address` in the file, /metrics (all mounts, told apart by the label `mount`), /healthz and /readyz are
+    served there. When one mount dies, all are stopped and the exit code is not 0.
+
+    \b
+    Example:
+      fusecache serve --config /etc/fusecache.yaml
+    \b
+    with
+      metrics_address: 0.0.0.0:9464
+      clusters:
+        - {name: train, masters: [m1, m2], user: alice}
+      mounts:
+        - {source: "train:/imagenet", mountpoint: /mnt/imagenet, immutable: true}
+        - {source: "train:/coco", mountpoint: /mnt/coco}
+    """
+    from fusecache import logs
+    from fusecache.daemon import serve as daemon_serve
+
+    configuration = common.configuration()
+    logs.configure(configuration.settings.log_level, configuration.settings.log_format)
+
+    def ready() -> None:
+        if common.as_json:
+            print_json({"ready": [str(mount.mountpoint) for mount in configuration.mounts]})
+        else:
+            click.echo(f"all {len(configuration.mounts)} mounts of {configuration.file} are ready")
+
+    daemon_serve.run(configuration, ready)

@@ -1,0 +1,67 @@
+"""`fusecache wait`: for init containers and scripts."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+
+from fusecache.cli.options import Common, everywhere, print_json, setting_flags
+from fusecache.errors import FusecacheError, InterruptedWait
+
+POLL_S = 0.2
+PROBE_S = 5.0
+"""Seconds one look may take: a mount that hangs is asked again."""
+
+
+@click.command(short_help="Wait until reads work on a mount.")
+@click.argument("mountpoint", type=click.Path(path_type=Path))
+@click.option(
+    "--timeout-s",
+    type=click.FloatRange(0, 7 * 86400),
+    default=300.0,
+    show_default=True,
+    help="Seconds before giving up.",
+)
+@setting_flags(("runtime_dir",))
+@everywhere
+def wait(mountpoint: Path, timeout_s: float, common: Common, flags: dict[str, object]) -> None:
+    """Wait until MOUNTPOINT is mounted by fusecache and answers. Exit 5 when it did not in time.
+
+    \b
+    Example, as the command of an init container:
+      fusecache wait /mnt/imagenet --timeout-s 600
+    """
+    runtime_dir = common.configuration(flags).settings.runtime_dir
+    started = time.monotonic()
+    while (why_not := _why_not(mountpoint, runtime_dir)) is not None:
+        if time.monotonic() - started >= timeout_s:
+            raise InterruptedWait(f"{str(mountpoint)!r} is not ready after {timeout_s:g} s: {why_not}")
+        time.sleep(POLL_S)
+    waited_s = time.monotonic() - started
+    if common.as_json:
+        print_json({"mountpoint": mountpoint, "ready": True, "waited_s": round(waited_s, 3)})
+    else:
+        click.echo(f"{mountpoint}: ready")
+
+
+def _why_not(mountpoint: Path, runtime_dir: Path) -> str | None:
+    """None when reads work. The mount is looked at from outside, so that a hung one can't hang this command."""
+    from fusecache.daemon import control_client
+    from fusecache.daemon.mountpoint import find_mount, is_ours, probe
+
+    mounted = find_mount(mountpoint)
+    if mounted is None:
+        return "nothing is mounted there"
+    if not is_ours(mounted):
+        return f"{mounted.source!r} ({mounted.fs_type}) is mounted there, not fusecache"
+    try:
+        socket = control_client.find_socket(mounted, runtime_dir)
+        if not control_client.call(socket, "status", PROBE_S).get("ready"):
+            return "it is starting"
+    except FusecacheError:
+        # In a pod the control folder is often not there: then the mount itself is all there is to ask.
+        pass
+    health = probe(mountpoint, PROBE_S)
+    return None if health == "ok" else f"it is {health}"

@@ -1,0 +1,224 @@
+"""The control socket of a mount: who may ask the daemon what, while it runs.
+
+A unix stream socket `control.sock` (0666) in a folder of its own (0755), so that it can be mounted into a pod beside
+the data. One JSON object a line each way (see `daemon.control_client`). Everybody on the node may connect; the kernel
+says who it is (SO_PEERCRED), and each message kind says who may send it: reading kinds everybody, changing kinds
+root and the daemon's own user. Requests, connections and their time are bounded, because everybody includes
+programs that mean no good.
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(ControlServer(path, handlers).run)
+
+The handlers are given by whoever wires the daemon; nothing here knows what they do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import stat
+import struct
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+import structlog
+import trio
+
+from fusecache.daemon.control_client import call, short_address, socket_path
+from fusecache.errors import FusecacheError, PermissionDenied, StateError, UsageError
+
+__all__ = ["ControlServer", "Handler", "call", "socket_path"]
+
+log = structlog.get_logger(__name__)
+
+MAX_REQUEST = 64 << 10
+"""Bytes of one request line."""
+
+MAX_CONNECTIONS = 32
+"""Connections at a time; more are closed at once."""
+
+MAX_CONNECTIONS_PER_USER = 8
+"""Of one user, so that one can't keep the others out. Root and the daemon's own user are exempt."""
+
+REQUEST_S = 10.0
+"""Seconds for a request to arrive, and for its answer to be taken."""
+
+HANDLER_S = 300.0
+"""Seconds a handler may work; a refresh lists folders."""
+
+CONNECTION_S = 900.0
+"""Seconds a connection may live, whatever it does."""
+
+ACCEPT_PAUSE_S = 0.5
+"""After accept(2) failed (no descriptors left): seconds before the next try."""
+
+_CREDENTIALS = struct.Struct("3i")
+
+
+class Handler(NamedTuple):
+    """One message kind."""
+
+    name: str
+    fn: Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
+    """Gets the request without `kind`; a FusecacheError it raises becomes the answer."""
+    privileged: bool
+    """True = root and the daemon's own user only."""
+
+
+class ControlServer:
+    """Serves the handlers on one socket."""
+
+    def __init__(self, path: Path, handlers: Mapping[str, Handler]) -> None:
+        self._path = path
+        self._handlers = handlers
+        self._trusted = {0, os.geteuid()}
+        self._connections: dict[int, int] = {}
+        """User -> open connections."""
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> NoReturn:
+        """Listen until cancelled; the socket is there when this has started. StateError when it can't be made."""
+        listener, identity = self._listen()
+        try:
+            async with trio.open_nursery() as nursery:
+                task_status.started()
+                while True:
+                    try:
+                        connection, _ = await listener.accept()
+                    except OSError:
+                        log.warning("control_accept_failed", exc_info=True)
+                        await trio.sleep(ACCEPT_PAUSE_S)
+                        continue
+                    uid = _peer_uid(connection)
+                    if self._admit(uid):
+                        nursery.start_soon(self._serve, connection, uid)
+                    else:
+                        log.warning("control_connection_refused", uid=uid, reason="too many")
+                        connection.close()
+        finally:
+            listener.close()
+            self._remove(identity)
+        raise AssertionError("unreachable: the loop ends by an exception only")
+
+    def _listen(self) -> tuple[trio.socket.SocketType, tuple[int, int]]:
+        """The listening socket, and (device, inode) of its name."""
+        folder = self._path.parent
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+            # In a folder of somebody else's, that user could put his own socket in our place.
+            if folder.stat().st_uid not in self._trusted:
+                raise StateError(f"control folder {str(folder)!r} belongs to another user; give another --runtime-dir")
+            folder.chmod(0o755)  # whatever the umask: reachable for everybody, rights are checked per message
+            with contextlib.suppress(FileNotFoundError):
+                if stat.S_ISSOCK(self._path.lstat().st_mode):
+                    self._path.unlink()  # of a daemon that was killed
+            with short_address(self._path) as address:
+                listener.bind(address)
+            self._path.chmod(0o666)
+            listener.listen(MAX_CONNECTIONS)
+            status = self._path.lstat()
+        except OSError as failure:
+            listener.close()
+            raise StateError(
+                f"control socket {str(self._path)!r} can't be made: {failure.strerror}; give another --runtime-dir"
+            ) from None
+        except BaseException:
+            listener.close()
+            raise
+        return trio.socket.from_stdlib_socket(listener), (status.st_dev, status.st_ino)
+
+    def _remove(self, identity: tuple[int, int]) -> None:
+        """Take the name away, unless a later daemon's socket has it now."""
+        with contextlib.suppress(OSError):  # gone already, or the folder is not empty: nothing to do either way
+            status = self._path.lstat()
+            if (status.st_dev, status.st_ino) == identity:
+                self._path.unlink()
+                self._path.parent.rmdir()
+
+    def _admit(self, uid: int) -> bool:
+        own = self._connections.get(uid, 0)
+        if uid not in self._trusted and (
+            own >= MAX_CONNECTIONS_PER_USER or sum(self._connections.values()) >= MAX_CONNECTIONS
+        ):
+            return False
+        self._connections[uid] = own + 1
+        return True
+
+    async def _serve(self, connection: trio.socket.SocketType, uid: int) -> None:
+        stream = trio.SocketStream(connection)
+        try:
+            async with stream:
+                with trio.move_on_after(CONNECTION_S):
+                    await self._converse(stream, uid)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            log.debug("control_connection_lost", uid=uid)
+        finally:
+            self._connections[uid] -= 1
+            if not self._connections[uid]:
+                del self._connections[uid]
+
+    async def _converse(self, stream: trio.SocketStream, uid: int) -> None:
+        """Requests of one connection, one after the other."""
+        buffer = bytearray()
+        while True:
+            with trio.move_on_after(REQUEST_S) as patience:
+                while b"\n" not in buffer:
+                    if len(buffer) > MAX_REQUEST:
+                        break
+                    piece = await stream.receive_some(MAX_REQUEST)
+                    if not piece:
+                        return
+                    buffer += piece
+            if patience.cancelled_caught:
+                return
+            line, _, rest = bytes(buffer).partition(b"\n")
+            too_long = len(line) > MAX_REQUEST
+            reply = (
+                _failure(UsageError(f"the request is longer than {MAX_REQUEST} bytes"))
+                if too_long
+                else await self._answer(line, uid)
+            )
+            with trio.move_on_after(REQUEST_S) as patience:
+                await stream.send_all(json.dumps(reply).encode() + b"\n")
+            if too_long or patience.cancelled_caught:
+                return
+            buffer = bytearray(rest)
+
+    async def _answer(self, line: bytes, uid: int) -> dict[str, Any]:
+        try:
+            request = json.loads(line)
+        except (ValueError, RecursionError):
+            return _failure(UsageError("the request is not JSON"))
+        kind = request.pop("kind", None) if isinstance(request, dict) else None
+        handler = self._handlers.get(kind) if isinstance(kind, str) else None
+        if handler is None:
+            known = ", ".join(sorted(self._handlers))
+            return _failure(UsageError(f"the request's kind {str(kind)[:64]!r} is not known; known: {known}"))
+        if handler.privileged and uid not in self._trusted:
+            log.warning("control_request_refused", kind=handler.name, uid=uid)
+            return _failure(PermissionDenied(f"{handler.name} is for root and the user who mounted, not for uid {uid}"))
+        try:
+            with trio.fail_after(HANDLER_S):
+                return {"ok": True, **await handler.fn(request)}
+        except FusecacheError as failure:
+            return _failure(failure)
+        except trio.TooSlowError:
+            return _failure(FusecacheError(f"{handler.name} took longer than {HANDLER_S:g} s"))
+        except Exception:
+            log.exception("control_handler_failed", kind=handler.name)
+            return _failure(FusecacheError(f"{handler.name} failed unexpectedly; see the daemon's log"))
+
+
+def _failure(failure: FusecacheError) -> dict[str, Any]:
+    return {"ok": False, "type": type(failure).__name__.lstrip("_"), "error": str(failure)}
+
+
+def _peer_uid(connection: trio.socket.SocketType) -> int:
+    """The user at the other end, as the kernel knows it."""
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    assert isinstance(raw, bytes)  # a buffer length was given
+    _, uid, _ = _CREDENTIALS.unpack(raw)
+    return int(uid)

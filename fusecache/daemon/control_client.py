@@ -1,0 +1,128 @@
+"""Ask a running mount: where its control socket lies and one blocking call to it. Standard library only.
+
+The protocol is one JSON object a line each way: `{"kind": "status", ...}` is answered with `{"ok": true, ...}` or
+`{"ok": false, "type": "NotFound", "error": "..."}`, where type is a class of `fusecache.errors`, raised here again.
+Paths travel as text relative to the mount, with bytes that are no UTF-8 as surrogates (`os.fsdecode`).
+
+What the kinds do is not known here; `daemon.control` serves them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fusecache import errors
+from fusecache.daemon.mountpoint import MountInfo, resolve
+from fusecache.errors import FusecacheError, InterruptedWait, MountError, ProtocolError
+
+MAX_REPLY = 16 << 20
+"""Bytes of one reply; the largest is the text of all metrics."""
+
+_SUN_PATH = 107
+"""Longest path a socket address holds (unix(7): 108 with the closing NUL)."""
+
+
+def socket_path(runtime_dir: Path, mountpoint: Path) -> Path:
+    """Where the mount at `mountpoint` has its control socket. The hash keeps it short whatever the mount point."""
+    digest = hashlib.sha256(resolve(mountpoint)).hexdigest()[:16]
+    return runtime_dir / digest / "control.sock"
+
+
+def find_socket(mount: MountInfo, runtime_dir: Path) -> Path:
+    """Control socket of a mount, also of another user's. MountError when there is none where it may lie.
+
+    Looked for in `runtime_dir` and in the default folders of root and of the user who mounted.
+    """
+    mountpoint = Path(os.fsdecode(mount.mountpoint))
+    owner = mount.owner
+    folders = [runtime_dir, Path("/run/fusecache")]
+    if owner:
+        folders.append(Path(f"/run/user/{owner}/fusecache"))
+    for folder in folders:
+        candidate = socket_path(folder, mountpoint)
+        if candidate.is_socket():
+            return candidate
+    raise MountError(
+        f"the control socket of {str(mountpoint)!r} is not in {', '.join(map(str, dict.fromkeys(folders)))}; "
+        "give the --runtime-dir it was mounted with (its .fusecache/config names it)"
+    )
+
+
+def call(path: Path, kind: str, timeout_s: float, **fields: Any) -> dict[str, Any]:
+    """One request and its answer. The error of the daemon is raised as it named it.
+
+    MountError: nobody listens. InterruptedWait: no answer within `timeout_s`. ProtocolError: the answer is no answer.
+    """
+    deadline = time.monotonic() + timeout_s
+    request = json.dumps({"kind": kind, **fields}).encode() + b"\n"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        try:
+            _limit(connection, deadline)
+            with short_address(path) as address:
+                connection.connect(address)
+            connection.sendall(request)
+            line = _read_line(connection, deadline)
+        except TimeoutError:
+            raise InterruptedWait(f"the daemon at {path} did not answer {kind!r} within {timeout_s:g} s") from None
+        except OSError as failure:
+            raise MountError(f"the daemon at {path} can't be asked: {failure.strerror}; is it running?") from None
+    try:
+        reply = json.loads(line)
+    except ValueError:
+        raise ProtocolError(f"the daemon at {path} answered {kind!r} with {line[:80]!r}, which is not JSON") from None
+    if not isinstance(reply, dict):
+        raise ProtocolError(f"the daemon at {path} answered {kind!r} with {line[:80]!r}, which is no object")
+    if reply.pop("ok", False) is not True:
+        raise _named_error(str(reply.get("type")), str(reply.get("error")))
+    return reply
+
+
+@contextmanager
+def short_address(path: Path) -> Iterator[str]:
+    """An address for a socket path of any length: a long one goes through a descriptor of its folder."""
+    if len(os.fsencode(path)) <= _SUN_PATH:
+        yield str(path)
+        return
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
+
+
+def _read_line(connection: socket.socket, deadline: float) -> bytes:
+    pieces: list[bytes] = []
+    size_bytes = 0
+    while True:
+        _limit(connection, deadline)
+        piece = connection.recv(65536)
+        end = piece.find(b"\n")
+        if end >= 0:
+            pieces.append(piece[:end])
+            return b"".join(pieces)
+        pieces.append(piece)
+        size_bytes += len(piece)
+        if not piece or size_bytes > MAX_REPLY:
+            return b"".join(pieces)  # closed early, or too much: no JSON either way
+
+
+def _limit(connection: socket.socket, deadline: float) -> None:
+    left_s = deadline - time.monotonic()
+    if left_s <= 0:
+        raise TimeoutError
+    connection.settimeout(left_s)
+
+
+def _named_error(name: str, text: str) -> FusecacheError:
+    kind = getattr(errors, name, None)
+    if isinstance(kind, type) and issubclass(kind, FusecacheError):
+        return kind(text)
+    return FusecacheError(text)

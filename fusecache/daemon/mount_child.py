@@ -1,0 +1,61 @@
+"""The process of one mount: takes its plan from standard input, runs it, reports on the ready pipe.
+
+Started by `daemon.mount_process` only; `fusecache mount` in the foreground calls `run_mount` in its own process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import pickle
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+
+from fusecache import logs
+from fusecache.config.settings import MountPlan
+from fusecache.daemon import mountpoint
+from fusecache.daemon.ready_pipe import ReadyPipe
+from fusecache.errors import FusecacheError
+
+UNEXPECTED = 70
+"""EX_SOFTWARE: exit code of a bug."""
+
+_PR_SET_PDEATHSIG = 1
+
+
+def run_mount(plan: MountPlan, ready: Callable[[], None]) -> None:
+    """Check the mount point, then serve until unmounted. Raises FusecacheError; nothing stays mounted then."""
+    mountpoint.check_device()
+    mountpoint.prepare(plan.mountpoint)
+    logs.configure(plan.settings.log_level, plan.settings.log_format)
+    from fusecache.daemon import classic  # pyfuse3 and grpc: not before the cheap checks have passed
+
+    classic.run(plan, ready=ready)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the plan on standard input; the exit code."""
+    pipe = ReadyPipe(int(arguments[arguments.index("--ready-fd") + 1]))
+    if "--die-with-parent" in arguments[: arguments.index("--")]:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    plan = pickle.load(sys.stdin.buffer)
+    assert isinstance(plan, MountPlan)
+    try:
+        run_mount(plan, pipe.ready)
+    except FusecacheError as failure:
+        pipe.error(failure.exit_code, str(failure))
+        print(f"fusecache: {failure}", file=sys.stderr)
+        return failure.exit_code
+    except KeyboardInterrupt:
+        pipe.error(130, "interrupted")
+        return 130
+    except Exception as failure:  # noqa: BLE001 - the outermost frame: printed whole, told by the exit code
+        traceback.print_exc()
+        pipe.error(UNEXPECTED, f"a bug in fusecache: {type(failure).__name__}: {failure}")
+        return UNEXPECTED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,218 @@
+"""`fusecache serve`: one process per mount of the configuration file, and one HTTP address for all of them.
+
+Each mount runs in a process of its own (pyfuse3 has one session per process). This process starts them, forwards
+SIGTERM and SIGINT, and ends when they have ended. A mount that dies takes the others down in order and is named by
+the error, so that whoever runs `serve` restarts the whole; nothing is restarted here. A mount that somebody unmounted
+ends with 0 and leaves the others alone.
+
+    /metrics   every mount's metrics, each sample with mount="<mount point>"
+    /healthz   every mount that runs answers its control socket
+    /readyz    every mount of the file serves reads
+"""
+
+from __future__ import annotations
+
+import queue
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import NamedTuple
+
+import structlog
+
+from fusecache import metrics
+from fusecache.config.load import Configuration
+from fusecache.config.settings import MountPlan
+from fusecache.daemon import mountpoint
+from fusecache.daemon.control_client import call, socket_path
+from fusecache.daemon.mount_process import MountFailed, MountProcess
+from fusecache.errors import FusecacheError, UsageError
+from fusecache.status_http import StatusServer
+
+log = structlog.get_logger(__name__)
+
+ASK_S = 5.0
+"""Seconds a mount may take to answer its control socket before it counts as stuck."""
+
+
+class _Ready(NamedTuple):
+    process: MountProcess
+
+
+class _Failed(NamedTuple):
+    process: MountProcess
+    failure: FusecacheError
+
+
+class _Ended(NamedTuple):
+    process: MountProcess
+    how: str
+
+
+class _Signal(NamedTuple):
+    number: int
+
+
+_Event = _Ready | _Failed | _Ended | _Signal
+
+
+def plans(configuration: Configuration) -> list[tuple[str, MountPlan]]:
+    """(source, plan) of every mount of the file, checked before any is started. UsageError for a wrong one."""
+    if configuration.file is None:
+        raise UsageError("serve needs a configuration file; give --config FILE")
+    if not configuration.mounts:
+        raise UsageError(f"{configuration.file} has no mounts; add `mounts:` with source and mountpoint")
+    found = []
+    for mount in configuration.mounts:
+        plan = configuration.plan_of(mount)
+        # One address for all: the children answer through their control sockets.
+        settings = plan.settings.model_copy(update={"metrics_address": None})
+        found.append((mount.source, plan.model_copy(update={"settings": settings})))
+    return found
+
+
+def run(configuration: Configuration, ready: Callable[[], None]) -> None:
+    """Run all mounts until they have ended or a signal came. Blocks; `ready` is called when all serve reads.
+
+    Raises the error of the mount that failed first.
+    """
+    chosen = plans(configuration)
+    mountpoint.check_device()
+    for _, plan in chosen:
+        mountpoint.prepare(plan.mountpoint)
+    _Group(chosen, configuration.settings.metrics_address, ready).run()
+
+
+class _Group:
+    """The children and what happens to them, as events of one queue."""
+
+    def __init__(self, chosen: list[tuple[str, MountPlan]], address: str | None, ready: Callable[[], None]) -> None:
+        self._chosen = chosen
+        self._address = address
+        self._on_ready = ready
+        self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
+        self._processes: list[MountProcess] = []
+        self._ready: set[int] = set()
+        """Process ids of mounts that serve reads."""
+        self._watchers: list[threading.Thread] = []
+
+    def run(self) -> None:
+        """Until all have ended."""
+        # SimpleQueue.put is reentrant, so a signal handler may call it.
+        previous = {
+            number: signal.signal(number, lambda number, frame: self._on_signal(number, frame))
+            for number in (signal.SIGTERM, signal.SIGINT)
+        }
+        server = None
+        try:
+            if self._address is not None:
+                server = StatusServer(
+                    self._address, exposition=self._exposition, health=self._why_unhealthy, ready=self._why_not_ready
+                )
+                server.start()
+                log.info("status_http_listening", address=server.address)
+            for source, plan in self._chosen:
+                self._start(source, plan)
+            self._attend()
+        finally:
+            self._stop_all()
+            if server is not None:
+                server.stop()
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._events.put(_Signal(number))
+
+    def _start(self, source: str, plan: MountPlan) -> None:
+        process = MountProcess(plan, source, die_with_parent=True)
+        self._processes.append(process)
+        watcher = threading.Thread(target=self._watch, args=(process,), name=f"watch-{process.pid}", daemon=True)
+        self._watchers.append(watcher)
+        watcher.start()
+
+    def _watch(self, process: MountProcess) -> None:
+        try:
+            process.wait_ready()
+        except FusecacheError as failure:
+            self._events.put(_Failed(process, failure))
+            return
+        self._events.put(_Ready(process))
+        self._events.put(_Ended(process, process.wait_end()))
+
+    def _attend(self) -> None:
+        running = len(self._processes)
+        stopping = False
+        while running:
+            match self._events.get():
+                case _Ready(process):
+                    self._ready.add(process.pid)
+                    log.info("mount_ready", mountpoint=str(process.plan.mountpoint), pid=process.pid)
+                    if len(self._ready) == len(self._processes):
+                        self._on_ready()
+                case _Failed(process, failure):
+                    running -= 1
+                    if not stopping:
+                        raise MountFailed(f"{failure} (mount {process.plan.mountpoint})", failure.exit_code)
+                case _Ended(process, how):
+                    running -= 1
+                    self._ready.discard(process.pid)
+                    log.info("mount_ended", mountpoint=str(process.plan.mountpoint), how=how)
+                    if process.exit_code != 0 and not stopping:
+                        raise MountFailed(
+                            f"mount {str(process.plan.mountpoint)!r} ended with {how}; all others were stopped", 3
+                        )
+                case _Signal(number):
+                    log.info("stopping", signal=signal.Signals(number).name)
+                    stopping = True
+                    for process in self._processes:
+                        process.terminate()
+
+    def _stop_all(self) -> None:
+        for process in self._processes:
+            process.terminate()
+        for process in self._processes:
+            process.stop()
+            self._take_down(process)
+        for watcher in self._watchers:
+            watcher.join()
+
+    def _take_down(self, process: MountProcess) -> None:
+        """A mount whose process was killed stays behind, dead: free its name."""
+        path = process.plan.mountpoint
+        try:
+            mounted = mountpoint.find_mount(path)
+            if mounted is not None and mountpoint.is_ours(mounted) and mountpoint.probe(path, ASK_S) == "dead":
+                mountpoint.detach(path)
+        except FusecacheError as failure:
+            log.warning("dead_mount_left", mountpoint=str(path), error=failure)
+
+    def _ask(self, process: MountProcess, kind: str) -> dict[str, object]:
+        return call(socket_path(process.plan.settings.runtime_dir, process.plan.mountpoint), kind, ASK_S)
+
+    def _exposition(self) -> str:
+        texts: dict[str, str] = {}
+        for process in self._processes:
+            if process.exit_code is not None:
+                continue
+            try:
+                texts[str(process.plan.mountpoint)] = str(self._ask(process, "metrics")["text"])
+            except FusecacheError as failure:
+                log.warning("mount_metrics_missing", mountpoint=str(process.plan.mountpoint), error=failure)
+        return metrics.merge(texts, "mount")
+
+    def _why_unhealthy(self) -> str | None:
+        for process in self._processes:
+            if process.exit_code is None and process.pid in self._ready:
+                try:
+                    self._ask(process, "status")
+                except FusecacheError as failure:
+                    return f"mount {process.plan.mountpoint}: {failure}"
+        return None
+
+    def _why_not_ready(self) -> str | None:
+        waiting = [str(process.plan.mountpoint) for process in self._processes if process.pid not in self._ready]
+        if len(self._processes) < len(self._chosen) or waiting:
+            return "not ready: " + ", ".join(waiting or ["starting"])
+        return None
