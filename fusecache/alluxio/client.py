@@ -18,13 +18,13 @@ import random
 from collections.abc import Iterator, Sequence
 
 import grpc
-import structlog
 
 from fusecache.alluxio import block_requests, decode
 from fusecache.alluxio.block_sources import BlockSources, StoragePolicy
 from fusecache.alluxio.block_stream import BlockStream, ReadOptions
 from fusecache.alluxio.block_workers import LIST_AGE_S, BlockWorkers
 from fusecache.alluxio.connection import Connection
+from fusecache.alluxio.loading import Loader
 from fusecache.alluxio.local_blocks import LocalBlocks, open_complete
 from fusecache.alluxio.master import MasterClient
 from fusecache.alluxio.masters import Masters
@@ -35,6 +35,7 @@ from fusecache.alluxio.model import (
     Capacity,
     ClusterIdentity,
     FileStatus,
+    LoadFailure,
 )
 from fusecache.alluxio.rpc_meter import RpcMeter
 from fusecache.alluxio.sasl import Login, check_login
@@ -46,9 +47,7 @@ from fusecache.metrics import Metrics
 from fusecache.rpc.budget import Budget
 from fusecache.rpc.channel import BLOCK_WORKER_RECEIVE_BYTES, MASTER_RECEIVE_BYTES
 from fusecache.rpc.stall_watch import StallWatch
-from fusecache.rpc.tls import TlsFiles
-
-log = structlog.get_logger(__name__)
+from fusecache.rpc.tls import TlsFiles, load_credentials
 
 
 class AlluxioClient:
@@ -64,6 +63,8 @@ class AlluxioClient:
         self._meter = RpcMeter(metrics)
         self._login = check_login(Login(cluster.user or _own_user(), cluster.impersonate or "", cluster.auth))
         self._tls = TlsFiles(cluster.tls_ca_file, cluster.tls_cert_file, cluster.tls_key_file) if cluster.tls else None
+        if self._tls is not None:
+            load_credentials(self._tls)  # a wrong file is told now, not by the first request
         self._masters = Masters(
             cluster.masters,
             lambda target: self._connect(target, MASTER_RECEIVE_BYTES),
@@ -86,6 +87,14 @@ class AlluxioClient:
                 reserved_bytes=settings.reserved_bytes,
                 cache_try_s=settings.rpc_try_s,
             ),
+            meter=self._meter,
+            clock=clock,
+            rng=rng,
+        )
+        self._loader = Loader(
+            self._workers,
+            reserved_bytes=settings.reserved_bytes,
+            try_s=settings.rpc_try_s,
             meter=self._meter,
             clock=clock,
             rng=rng,
@@ -171,6 +180,14 @@ class AlluxioClient:
                 touched += 1
         self._meter.touched(touched)
         return touched
+
+    def cache(self, block: Block, budget: Budget) -> None:
+        """Have a block stored by the block worker that the policy prefers; returns when the request is taken."""
+        self._loader.cache(block, budget)
+
+    def load(self, blocks: Sequence[Block], budget: Budget) -> list[LoadFailure]:
+        """Have blocks loaded from the under storage; returns when they are there, with those that are not."""
+        return self._loader.load(blocks, budget)
 
     def learn_local(self, block: Block, budget: Budget) -> int | None:
         """Ask this node's block workers for the block's file; a folder that is visible here is remembered for
