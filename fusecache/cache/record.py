@@ -1,0 +1,226 @@
+"""One file or folder as it is remembered, and its form on disk.
+
+A listing gives `FileStatus` values; `entry_from_status` turns each into an `Entry`, `encode` into the bytes
+that lie in the store under (shelf, inode), and `decode` back. The record holds neither its inode nor its
+parent (both are known from the key) and never a full path: a renamed folder would have to rewrite everything
+below it.
+
+Pure: no database, no clock, no network. It does not judge what the server sent beyond what the form on disk
+can hold; `alluxio.decode` does.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, NamedTuple
+
+from fusecache.alluxio.model import FileStatus
+
+RECORD_VERSION: Final = 1
+"""First byte of every record; another one is a `RecordError`."""
+
+MAX_NAME_BYTES: Final = 255
+"""NAME_MAX of Linux: a longer name can't be served through a mount (and would outgrow a key of the store)."""
+
+UNKNOWN_UFS_PATH: Final = b"\0"
+"""`Entry.ufs_path` of an entry whose UFS path Alluxio did not tell: it must not be derived from the folder's."""
+
+# version, flags, mode, length, block size, mtime, mount id, then the lengths of name, owner, group, UFS path.
+# Fixed fields, not varints: 19 bytes more a record, but decoding stays one struct call.
+_HEAD = struct.Struct("<BBHQQqqBBBH")
+
+_FOLDER, _COMPLETED, _PERSISTED, _UFS_TIER, _MOUNT_POINT, _LOCATIONS, _ODD_BLOCK_COUNT = (1 << bit for bit in range(7))
+
+
+class RecordError(ValueError):
+    """Bytes that are no record of this version, or an entry that can't be written as one."""
+
+
+class Entry(NamedTuple):
+    """One file or folder, as kernel requests need it."""
+
+    inode: int
+    """File id + 1; 1 is the mounted folder whatever its id."""
+    parent: int
+    """Inode of its folder; the mounted folder is its own parent."""
+    name: bytes
+    """b"" for the mounted folder."""
+    folder: bool
+    completed: bool
+    persisted: bool
+    in_ufs_tier: bool
+    mount_point: bool
+    length: int
+    """Bytes."""
+    block_size: int
+    """Bytes."""
+    block_count: int
+    locations: tuple[tuple[int, ...], ...]
+    """Per block the ids of the block workers that held it when its folder was listed; () = none."""
+    mtime_ms: int
+    mode: int
+    owner: bytes
+    group: bytes
+    mount_id: int
+    ufs_path: bytes
+    """b"" when it is the folder's UFS path + b"/" + name; else the full path, or `UNKNOWN_UFS_PATH`."""
+
+
+def join_ufs_path(folder_ufs_path: bytes, name: bytes) -> bytes:
+    """UFS path of `name` inside a folder, as Alluxio concatenates them."""
+    return folder_ufs_path.rstrip(b"/") + b"/" + name
+
+
+def entry_from_status(status: FileStatus, parent: int, folder_ufs_path: bytes | None) -> Entry:
+    """What to remember of `status`, found in folder `parent` whose UFS path is `folder_ufs_path`."""
+    ufs_path = status.ufs_path or UNKNOWN_UFS_PATH
+    if folder_ufs_path is not None and ufs_path == join_ufs_path(folder_ufs_path, status.name):
+        ufs_path = b""
+    return Entry(
+        status.file_id + 1,
+        parent,
+        status.name,
+        status.folder,
+        status.completed,
+        status.persisted,
+        status.in_ufs_tier,
+        status.mount_point,
+        status.length,
+        status.block_size,
+        status.block_count,
+        status.locations,
+        status.mtime_ms,
+        status.mode,
+        status.owner,
+        status.group,
+        status.mount_id,
+        ufs_path,
+    )
+
+
+def encode(entry: Entry) -> bytes:
+    """The record of `entry` (without inode and parent). Raises RecordError when a field is out of range."""
+    name, owner, group, ufs_path, locations = entry.name, entry.owner, entry.group, entry.ufs_path, entry.locations
+    flags = (
+        (_FOLDER if entry.folder else 0)
+        | (_COMPLETED if entry.completed else 0)
+        | (_PERSISTED if entry.persisted else 0)
+        | (_UFS_TIER if entry.in_ufs_tier else 0)
+        | (_MOUNT_POINT if entry.mount_point else 0)
+        | (_LOCATIONS if locations else 0)
+    )
+    odd = entry.block_count != _usual_block_count(entry.length, entry.block_size)
+    if odd:
+        flags |= _ODD_BLOCK_COUNT
+    try:
+        head = _HEAD.pack(
+            RECORD_VERSION,
+            flags,
+            entry.mode,
+            entry.length,
+            entry.block_size,
+            entry.mtime_ms,
+            entry.mount_id,
+            len(name),
+            len(owner),
+            len(group),
+            len(ufs_path),
+        )
+        tail = b""
+        if locations:
+            counts = [len(workers) for workers in locations]
+            workers = [worker for block in locations for worker in block]
+            tail = struct.pack(f"<I{len(counts)}B{len(workers)}q", len(counts), *counts, *workers)
+        if odd:
+            tail += struct.pack("<Q", entry.block_count)
+    except struct.error as exc:
+        raise RecordError(f"entry {entry.inode} can't be recorded: {exc}") from exc
+    return b"".join((head, name, owner, group, ufs_path, tail))
+
+
+def decode(inode: int, parent: int, record: bytes) -> Entry:
+    """The entry that `encode` wrote. Raises RecordError for anything else; never reads past the end."""
+    try:
+        version, flags, mode, length, block_size, mtime_ms, mount_id, names, owners, groups, ufs = _HEAD.unpack_from(
+            record
+        )
+    except struct.error as exc:
+        raise RecordError(f"record of inode {inode} is too short") from exc
+    if version != RECORD_VERSION:
+        raise RecordError(f"record of inode {inode} has version {version}, not {RECORD_VERSION}")
+    owner_at = _HEAD.size + names
+    group_at = owner_at + owners
+    ufs_at = group_at + groups
+    end = ufs_at + ufs
+    block_count = _usual_block_count(length, block_size)
+    locations: tuple[tuple[int, ...], ...] = ()
+    if flags & (_LOCATIONS | _ODD_BLOCK_COUNT):
+        locations, block_count, end = _decode_tail(inode, record, flags, end, block_count)
+    if end != len(record):
+        raise RecordError(f"record of inode {inode} has {len(record)} bytes, not {end}")
+    return Entry(
+        inode,
+        parent,
+        record[_HEAD.size : owner_at],
+        flags & _FOLDER != 0,
+        flags & _COMPLETED != 0,
+        flags & _PERSISTED != 0,
+        flags & _UFS_TIER != 0,
+        flags & _MOUNT_POINT != 0,
+        length,
+        block_size,
+        block_count,
+        locations,
+        mtime_ms,
+        mode,
+        record[owner_at:group_at],
+        record[group_at:ufs_at],
+        mount_id,
+        record[ufs_at : ufs_at + ufs],
+    )
+
+
+def is_folder(record: bytes) -> bool:
+    """Whether a record is a folder's, without decoding it."""
+    return len(record) > 1 and record[1] & _FOLDER != 0
+
+
+def name_of(record: bytes) -> bytes:
+    """The name in a record, without decoding the rest."""
+    return record[_HEAD.size : _HEAD.size + record[_NAME_LENGTH_AT]]
+
+
+_NAME_LENGTH_AT = struct.calcsize("<BBHQQqq")
+
+
+def _usual_block_count(length: int, block_size: int) -> int:
+    return -(-length // block_size) if block_size > 0 else 0
+
+
+def _decode_tail(
+    inode: int, record: bytes, flags: int, at: int, block_count: int
+) -> tuple[tuple[tuple[int, ...], ...], int, int]:
+    locations: tuple[tuple[int, ...], ...] = ()
+    try:
+        if flags & _LOCATIONS:
+            (blocks,) = struct.unpack_from("<I", record, at)
+            counts = record[at + 4 : at + 4 + blocks]
+            if len(counts) != blocks:
+                raise RecordError(f"record of inode {inode} ends inside its block locations")
+            at += 4 + blocks
+            held = struct.unpack_from(f"<{sum(counts)}q", record, at)
+            at += 8 * len(held)
+            if blocks == 1:
+                locations = (held,)
+            else:
+                start, per_block = 0, []
+                for count in counts:
+                    per_block.append(held[start : start + count])
+                    start += count
+                locations = tuple(per_block)
+        if flags & _ODD_BLOCK_COUNT:
+            (block_count,) = struct.unpack_from("<Q", record, at)
+            at += 8
+    except struct.error as exc:
+        raise RecordError(f"record of inode {inode} ends too early") from exc
+    return locations, block_count, at
