@@ -1,0 +1,117 @@
+"""`fusecache embedded`: the embedded Alluxio-compatible server alone, or as the child of a mount."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import click
+
+from fusecache.cli.options import Common, everywhere, setting_flags
+
+
+class Size(click.ParamType[int]):
+    """A size such as 64MiB, in bytes."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Bytes of what was typed."""
+        from fusecache.config.units import parse_size
+
+        try:
+            return parse_size(value)
+        except ValueError as failure:
+            self.fail(f"{value!r}: {failure}", param, ctx)
+
+
+@click.command(short_help="Run the embedded Alluxio-compatible server over a folder.")
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--port", type=click.IntRange(0, 65535), help="Port of the master; 0 = a free one. [default: 19998]")
+@click.option(
+    "--block-workers", type=click.IntRange(1, 200), default=1, show_default=True, help="How many, on 127.0.0.N."
+)
+@click.option("--block-size-bytes", type=Size(), default="1GiB", show_default=True, help="Bytes per block.")
+@click.option(
+    "--auth", type=click.Choice(("simple", "nosasl")), default="simple", show_default=True, help="Its scheme."
+)
+@click.option(
+    "--faults", type=click.Path(path_type=Path), metavar="FILE", help="Inject the faults of this YAML file (for tests)."
+)
+@click.option(
+    "--child", is_flag=True, hidden=True, help="Print one JSON line when ready; end when standard input ends."
+)
+@setting_flags(("state_dir",))
+@everywhere
+def embedded(
+    folder: Path,
+    port: int | None,
+    block_workers: int,
+    block_size_bytes: int,
+    auth: str,
+    faults: Path | None,
+    child: bool,
+    common: Common,
+    flags: dict[str, Any],
+) -> None:
+    """Serve FOLDER by Alluxio's wire protocol on this machine only, until a signal ends it.
+
+    Any Alluxio 2.9 client can read from it, fusecache first of all. Blocks are hard links to the files where the state
+    folder lies on the same file system, and copies elsewhere. Changes in FOLDER are noticed as Alluxio notices changes
+    of its under storage.
+
+    \b
+    Examples:
+      fusecache embedded ./photos
+      fusecache mount alluxio://127.0.0.1:19998/ /mnt/photos
+      fusecache embedded ./photos --port 0 --block-workers 3 --block-size-bytes 64MiB --json
+    """
+    from fusecache import logs
+    from fusecache.config.source import DEFAULT_MASTER_PORT, check_folder
+
+    settings = common.configuration(flags).settings
+    logs.configure(settings.log_level, settings.log_format)
+    folder = Path(os.path.abspath(folder))
+    check_folder(folder)
+
+    from fusecache.embedded.faults import FaultPlan
+    from fusecache.embedded.server import EmbeddedServer
+    from fusecache.embedded.state import state_folder_for
+
+    ended = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, frame: _end(ended, number, frame))
+    server = EmbeddedServer(
+        folder,
+        state_folder_for(settings.state_dir if child else settings.state_dir / "embedded", folder),
+        port=port if port is not None else 0 if child else DEFAULT_MASTER_PORT,
+        block_workers=block_workers,
+        block_size=block_size_bytes,
+        auth=auth,
+        faults=FaultPlan.from_file(faults) if faults else None,
+    )
+    with server:
+        if child or common.as_json:
+            ready = {"master": server.master_target, "tier_folders": [str(tier) for tier in server.tier_folders]}
+            click.echo(json.dumps(ready))
+        else:
+            click.echo(f"serving {folder} at alluxio://{server.master_target}/; Ctrl-C ends it")
+        if child:
+            threading.Thread(target=_watch_parent, args=(ended,), name="watch-parent", daemon=True).start()
+        ended.wait()
+
+
+def _end(ended: threading.Event, number: int, frame: FrameType | None) -> None:
+    ended.set()
+
+
+def _watch_parent(ended: threading.Event) -> None:
+    """Standard input ends when the parent does, however it dies."""
+    while os.read(0, 4096):
+        pass
+    ended.set()
