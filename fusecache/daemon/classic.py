@@ -78,9 +78,10 @@ def run(plan: MountPlan, *, ready: Callable[[], None]) -> None:
         client = AlluxioClient(cluster, plan.settings, metrics=metrics, clock=clock, rng=random.Random())
         stack.callback(client.close)
         identity = client.connect(Budget(clock, CONNECT_BUDGET_S))
-        store = MetadataStore.open(
+        store = MetadataStore(
             plan.settings.state_dir / "metadata",
-            cluster_id=identity.cluster_id,
+            identity.cluster_id,
+            root_path=plan.path,
             map_bytes=plan.settings.metadata_map_bytes,
         )
         stack.callback(store.close)
@@ -129,6 +130,7 @@ class ClassicMount:
             metrics=metrics,
             limiter=metadata_threads,
             on_change=self.invalidator.change,
+            hot_entries=settings.metadata_hot_entries,
         )
         context = MetadataFileContext(self.tree, client, settings, clock)
         self.readers = Readers(client, context, settings, metrics=metrics, clock=clock, limiter=data_threads)
@@ -226,15 +228,11 @@ class ClassicMount:
     async def _resolve_root(self) -> None:
         path = self.plan.path.decode("utf-8", "replace")
         try:
-            root = await self.tree.getattr(await self._start_tree())
+            await self.tree.start()
         except NotFound:
             raise UsageError(f"{path}: no such folder in the cluster {self.identity.primary}") from None
-        if not root.folder:
+        if not self.tree.root.folder:
             raise UsageError(f"{path}: is a file in the cluster {self.identity.primary}; mount the folder it is in")
-
-    async def _start_tree(self) -> int:
-        await self.tree.start()
-        return self.tree.ROOT
 
     async def _announce(self, ready: Callable[[], None]) -> None:
         state = await trio.to_thread.run_sync(mountpoints.probe, self.plan.mountpoint, FIRST_READ_S)

@@ -16,6 +16,7 @@ from fusecache import logs
 from fusecache.config.settings import LogLevel
 from fusecache.daemon.control import ControlServer, Handler, socket_path
 from fusecache.errors import UsageError
+from fusecache.fs.operations import ROOT
 
 if TYPE_CHECKING:
     from fusecache.daemon.classic import ClassicMount
@@ -94,8 +95,7 @@ class MountControl:
 
     async def _folder_of(self, path: bytes) -> int:
         """Inode of the folder at `path`, or of the folder that holds it (a file; a name that is not there yet)."""
-        tree = self._mount.tree
-        inode = tree.ROOT
+        inode = ROOT
         names = [name for name in path.split(b"/") if name not in (b"", b".")]
         for depth, name in enumerate(names):
             if name == b"..":
