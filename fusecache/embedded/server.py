@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -21,12 +22,14 @@ from fusecache.embedded import inode as inodes
 from fusecache.embedded.authentication import Authentication
 from fusecache.embedded.block_store import BlockStore
 from fusecache.embedded.block_worker import BlockWorker
+from fusecache.embedded.faults import MASTER, FaultPlan
 from fusecache.embedded.inode import Inode
 from fusecache.embedded.link_times import LinkTimes
 from fusecache.embedded.master import Master
 from fusecache.embedded.namespace import Namespace
 from fusecache.embedded.source import SourceFolder
 from fusecache.embedded.state import StateFolder
+from fusecache.embedded.tampering import Rewrite, Tampering
 from fusecache.embedded.versions import MASTER_VERSIONS, WORKER_VERSIONS, version_service
 from fusecache.errors import NotFound, UsageError
 
@@ -56,12 +59,16 @@ class EmbeddedServer:
         entries_per_message: int = ENTRIES_PER_MESSAGE,
         capacity_bytes: int | None = None,
         link_blocks: bool = True,
+        impersonators: Collection[str] = (),
+        faults: FaultPlan | None = None,
+        rewrite: Rewrite | None = None,
         clock: Clock | None = None,
     ) -> None:
         """`port` 0 takes a free one. `sync_interval_ms` is used for requests that name none.
 
         `capacity_bytes` is that of each block worker; None: what is free on the state folder's file system,
-        shared out. `link_blocks` False copies every block.
+        shared out. `link_blocks` False copies every block. `impersonators` are users that may speak for others.
+        `rewrite` changes answers before they are sent (tests of clients).
         """
         if auth not in ("simple", "nosasl"):
             raise UsageError(f"auth {auth!r} is not one of simple, nosasl")
@@ -81,6 +88,9 @@ class EmbeddedServer:
         self._entries_per_message = entries_per_message
         self._capacity_bytes = capacity_bytes
         self._link_blocks = link_blocks
+        self._impersonators = impersonators
+        self._faults = faults
+        self._rewrite = rewrite
         self._clock: Clock = SystemClock() if clock is None else clock
         self._state: StateFolder | None = None
         self._namespace: Namespace | None = None
@@ -200,21 +210,25 @@ class EmbeddedServer:
             entries_per_message=self._entries_per_message,
             configuration=self._configuration(),
         )
-        for worker in self._workers:
+        for index, worker in enumerate(self._workers):
             handlers = [worker.service(), version_service(WORKER_VERSIONS)]
             # 4 MiB: alluxio.worker.network.max.inbound.message.size.
-            worker.port = self._serve(f"{worker.host}:0", handlers, max_receive_bytes=4 << 20)
+            worker.port = self._serve(f"{worker.host}:0", handlers, index, max_receive_bytes=4 << 20)
         handlers = [*self._master.services(), version_service(MASTER_VERSIONS)]
-        self._master.port = self._serve(f"127.0.0.1:{self._port}", handlers, max_receive_bytes=100 << 20)
+        self._master.port = self._serve(f"127.0.0.1:{self._port}", handlers, MASTER, max_receive_bytes=100 << 20)
 
-    def _serve(self, target: str, handlers: list[grpc.GenericRpcHandler], *, max_receive_bytes: int) -> int:
-        """Start one server; the port it listens on."""
+    def _serve(
+        self, target: str, handlers: list[grpc.GenericRpcHandler], number: int, *, max_receive_bytes: int
+    ) -> int:
+        """Start the master (`number` MASTER) or a block worker; the port it listens on."""
         interceptors: list[grpc.ServerInterceptor] = []
         if self.auth == "simple":
-            authentication = Authentication()
+            authentication = Authentication(self._impersonators)
             self.authentications.append(authentication)
             interceptors.append(authentication)
             handlers = [*handlers, authentication.service()]
+        if self._faults is not None or self._rewrite is not None:
+            interceptors.append(Tampering(self._faults, self._rewrite, number))
         server = grpc.server(
             self._pool(target),
             handlers=handlers,

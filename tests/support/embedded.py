@@ -106,10 +106,11 @@ class WireClient:
             )
             self._handshake.put(first)
             try:
-                answers = sasl_server_pb2_grpc.SaslAuthenticationServiceStub(self.channel).authenticate(
+                # Kept: a call object that is collected is cancelled, and the server forgets the channel.
+                self.handshake = sasl_server_pb2_grpc.SaslAuthenticationServiceStub(self.channel).authenticate(
                     iter(self._handshake.get, None)
                 )
-                self.handshake_answer: SaslMessage = next(answers)
+                self.handshake_answer: SaslMessage = next(self.handshake)
             except grpc.RpcError:
                 self.close()
                 raise
@@ -148,7 +149,7 @@ class WireClient:
         )
         return list(self.files.ListStatus(ListStatusPRequest(path=path, options=options), metadata=self.metadata))
 
-    def list(self, path: bytes, *, sync_interval_ms: int = -1, load: int = ONCE, **more: bool) -> list[FileInfo]:
+    def entries(self, path: bytes, *, sync_interval_ms: int = -1, load: int = ONCE, **more: bool) -> list[FileInfo]:
         """ListStatus, all entries."""
         return [
             info
