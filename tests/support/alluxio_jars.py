@@ -20,7 +20,7 @@ FETCH_S = 900
 def skip_reason() -> str | None:
     """Why real servers can't run here, in words; None when they can."""
     missing = [program for program in ("java", "mvn") if shutil.which(program) is None]
-    return f"{' and '.join(missing)} not installed (scripts/prepare java)" if missing else None
+    return f"{' and '.join(missing)} not installed (.ci/prepare java)" if missing else None
 
 
 def cache_folder() -> Path:

@@ -118,6 +118,7 @@ class RealAlluxio:
         self._stack = ExitStack()
         self._servers: list[Server] = []
         self._fuse_web_ports: dict[Path, int] = {}
+        self._worker_web_ports: dict[str, int] = {}
         self._class_path = ""
 
     @property
@@ -172,11 +173,12 @@ class RealAlluxio:
         }
 
     def _worker_properties(self, host: str, tier: Path) -> dict[str, str]:
+        self._worker_web_ports[host] = free_port(host)
         return {
             "alluxio.worker.hostname": host,
             "alluxio.worker.bind.host": host,
             "alluxio.worker.rpc.port": str(free_port(host)),
-            "alluxio.worker.web.port": str(free_port(host)),
+            "alluxio.worker.web.port": str(self._worker_web_ports[host]),
             "alluxio.worker.web.bind.host": host,
             "alluxio.worker.tieredstore.levels": "1",
             "alluxio.worker.tieredstore.level0.alias": "SSD",
@@ -238,10 +240,14 @@ class RealAlluxio:
 
     def fuse_metrics(self, mountpoint: Path) -> dict[str, float]:
         """The counters and meters that an alluxio-fuse keeps of itself, e.g. Client.BytesReadLocal."""
-        url = f"http://127.0.0.1:{self._fuse_web_ports[mountpoint]}/metrics/json/"
-        with urllib.request.urlopen(url, timeout=10) as answer:
-            found = json.load(answer)
-        return {name: cell["count"] for kind in ("counters", "meters") for name, cell in found[kind].items()}
+        return _metrics("127.0.0.1", self._fuse_web_ports[mountpoint])
+
+    def bytes_read_remotely(self) -> float:
+        """Bytes that the block workers have sent over the network (no short circuit), all clients together."""
+        found = [_metrics(host, port) for host, port in self._worker_web_ports.items()]
+        return sum(
+            value for cells in found for name, value in cells.items() if name.startswith("Worker.BytesReadRemote.")
+        )
 
     def stop_fuse(self, server: Server, mountpoint: Path) -> None:
         """Unmount and end an alluxio-fuse before the cluster ends."""
@@ -261,6 +267,12 @@ class RealAlluxio:
             return len(nodes) == len(self.hosts)
 
         _wait(registered, "not all block workers are registered", self._servers)
+
+
+def _metrics(host: str, port: int) -> dict[str, float]:
+    with urllib.request.urlopen(f"http://{host}:{port}/metrics/json/", timeout=10) as answer:
+        found = json.load(answer)
+    return {name: cell["count"] for kind in ("counters", "meters") for name, cell in found[kind].items()}
 
 
 def _mounted(mountpoint: Path) -> bool:
