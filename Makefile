@@ -1,24 +1,24 @@
-# Every target installs what it needs first (scripts/prepare): Debian packages when root, and .venv.
+# Every target installs what it needs first (.ci/prepare): Debian packages when root, and .venv.
 .DEFAULT_GOAL := help
 .PHONY: help demo test check test-real bench lock proto clean
 
 PYTHON := .venv/bin/python
 # Deepest level first, so that the first failure is the deepest cause.
-LEVELS := tests/t0_pure tests/t1_rpc tests/t2_cache tests/t3_operations tests/t4_mount tests/t5_daemon
+LEVELS := tests/t0_pure tests/t1_rpc tests/t2_cache tests/t3_operations tests/t4_mount tests/t5_daemon tests/faults
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: ## make a small image data set, serve, mount and read it, print rates, unmount
-	@scripts/prepare
-	@$(PYTHON) -m demo
+	@.ci/prepare
+	@$(PYTHON) -m perf.demo
 
 test: ## all tests that need no JVM and no cluster, deepest level first
-	@scripts/prepare
+	@.ci/prepare
 	@$(PYTHON) -m pytest $(wildcard $(LEVELS) tests/contract)
 
 check: ## format, lint, types, layers, generated protocol
-	@scripts/prepare
+	@.ci/prepare
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
 	.venv/bin/mypy
@@ -26,19 +26,19 @@ check: ## format, lint, types, layers, generated protocol
 	$(PYTHON) proto/generate.py --check
 
 test-real: ## contract tests and whole trees against real Alluxio 2.9.3 servers (Java, Maven)
-	@scripts/prepare java
+	@.ci/prepare java
 	@FUSECACHE_TEST_CLUSTER=real $(PYTHON) -m pytest $(wildcard tests/contract tests/real)
 
 bench: ## fusecache against alluxio-fuse, bindfs and native, on the same real Alluxio data
-	@scripts/prepare java bench
+	@.ci/prepare java bench
 	@$(PYTHON) -m perf.bench
 
 lock: ## resolve the dependencies again and write requirements*.lock
-	@scripts/prepare
-	@scripts/lock
+	@.ci/prepare
+	@.ci/lock
 
 proto: ## generate fusecache/pb from proto/
-	@scripts/prepare
+	@.ci/prepare
 	$(PYTHON) proto/generate.py
 
 clean: ## remove .venv and everything the tools left
