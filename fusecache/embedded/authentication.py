@@ -15,7 +15,7 @@ import grpc
 
 from fusecache.embedded.rpc_methods import two_streams
 from fusecache.errors import AuthenticationFailed
-from fusecache.pb.alluxio.sasl_server_pb2 import CHALLENGE, SIMPLE, SUCCESS, SaslMessage
+from fusecache.pb.alluxio.sasl_server_pb2 import CHALLENGE, CUSTOM, SIMPLE, SUCCESS, SaslMessage
 
 SASL_SERVICE = "alluxio.grpc.sasl.SaslAuthenticationService"
 OPEN_SERVICES = (
@@ -87,18 +87,18 @@ class Authentication(grpc.ServerInterceptor):
         """(channel id, user) of a first message; AuthenticationFailed says what is wrong with it."""
         if first.messageType != CHALLENGE or not first.clientId:
             raise AuthenticationFailed("The first message must be a challenge with a client id.")
-        if first.authenticationScheme != SIMPLE:
-            raise AuthenticationFailed(
-                f"Authentication scheme {first.authenticationScheme} is not supported: SIMPLE is."
-            )
+        if first.authenticationScheme not in (SIMPLE, CUSTOM):
+            raise AuthenticationFailed("Authentication scheme:NOSASL is not supported")
         parts = first.message.split(b"\0")
         if len(parts) != 3:
-            raise AuthenticationFailed(f"Invalid SASL PLAIN message: {len(parts)} parts, 3 expected.")
+            raise AuthenticationFailed("Plain authentication failed: Invalid message format, 3 parts expected")
         authorized, user, password = (part.decode(errors="replace") for part in parts)
         if not user or not password:
-            raise AuthenticationFailed("SASL PLAIN: user name and password must not be empty.")
+            raise AuthenticationFailed("Plain authentication failed: No user name or no password provided")
         if authorized and authorized != user and user not in self._impersonators:
-            raise AuthenticationFailed(f"User: {user} is not allowed to impersonate user: {authorized}.")
+            raise AuthenticationFailed(
+                f'Plain authentication failed: User "{user}" is not configured to impersonate "{authorized}"'
+            )
         return first.clientId.decode(errors="replace"), authorized or user
 
     @staticmethod

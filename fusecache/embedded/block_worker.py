@@ -24,7 +24,7 @@ import structlog
 from fusecache.embedded.block_store import BlockStore, BlockWriter
 from fusecache.embedded.rpc_methods import code_of, one_answer, two_streams
 from fusecache.embedded.source import SourceFolder
-from fusecache.errors import FusecacheError, InvalidRequest, NotFound, Unavailable
+from fusecache.errors import FusecacheError, InvalidRequest, NotFound, Unavailable, UpstreamError
 from fusecache.pb.alluxio import block_worker_pb2 as pb
 from fusecache.pb.alluxio.common_pb2 import BlockLocation, LocalityTier, TieredIdentity, WorkerNetAddress
 from fusecache.pb.alluxio.protocol_pb2 import OpenUfsBlockOptions
@@ -33,6 +33,14 @@ log = structlog.get_logger(__name__)
 
 MAX_CHUNK_BYTES = 2 << 20
 """Alluxio's alluxio.worker.network.reader.max.chunk.size.bytes."""
+
+
+MOUNT_ID = 1
+"""Alluxio's id of the root mount, the only one here."""
+
+
+class AlreadyHeld(FusecacheError):
+    """Load of a block that is complete here: a failure with code INTERNAL, as with a real block worker."""
 
 
 class BlockWorker:
@@ -65,7 +73,9 @@ class BlockWorker:
             rpcPort=self.port,
             dataPort=self.port,
             webPort=0,
-            tieredIdentity=TieredIdentity(tiers=[LocalityTier(tierName=b"node", value=host)]),
+            tieredIdentity=TieredIdentity(
+                tiers=[LocalityTier(tierName=b"node", value=host), LocalityTier(tierName=b"rack")]
+            ),
         )
 
     def location(self) -> BlockLocation:
@@ -133,10 +143,6 @@ class BlockWorker:
         if opened is not None:
             descriptor, length = opened
             try:
-                if request.offset > length:
-                    raise InvalidRequest(
-                        f"offset {request.offset} is past the end of block {request.block_id} ({length} bytes)"
-                    )
                 yield from _chunks(descriptor, request.offset, min(request.offset + request.length, length), 0, chunk)
             finally:
                 os.close(descriptor)
@@ -153,10 +159,10 @@ class BlockWorker:
     ) -> Iterator[bytes]:
         """Bytes from the source, committed as a block when they are all of it."""
         length = options.block_size
-        if request.offset > length:
-            raise InvalidRequest(f"offset {request.offset} is past the end of block {request.block_id}")
         end = min(request.offset + request.length, length)
         found = os.fstat(descriptor)
+        if request.offset < end and options.offset_in_file + request.offset > found.st_size:
+            raise Unavailable(f"Failed to read from UFS, blockId={request.block_id}, offset={request.offset}")
         caching = request.offset == 0 and not options.no_cache
         link = caching and self.store.may_link(found, options.offset_in_file, length)
         writer: BlockWriter | None = None
@@ -182,7 +188,9 @@ class BlockWorker:
 
     def _open_source(self, block_id: int, options: OpenUfsBlockOptions) -> int:
         if not options.ufs_path:
-            raise NotFound(f"Block {block_id} does not exist.")
+            raise NotFound(f"BlockMeta not found for blockId {block_id}")
+        if options.mountId != MOUNT_ID:
+            raise Unavailable(f"Failed to read from UFS, blockId={block_id}: no mount {options.mountId}")
         if options.offset_in_file < 0 or options.block_size <= 0:
             raise InvalidRequest(
                 f"Invalid UFS options of block {block_id}: offset {options.offset_in_file}, length {options.block_size}"
@@ -200,7 +208,7 @@ class BlockWorker:
             return
         opened = self.store.open(request.block_id)
         if opened is None:
-            raise NotFound(f"Block {request.block_id} does not exist.")
+            raise NotFound(f"BlockMeta not found for blockId {request.block_id}")
         os.close(opened[0])
         yield pb.OpenLocalBlockResponse(path=os.fsencode(self.store.path(request.block_id)))
         for _ in requests:
@@ -214,7 +222,10 @@ class BlockWorker:
         if getattr(request, "async"):
             self._background.submit(self._cache_quietly, request)
         else:
-            self._cache(request)
+            try:
+                self._cache(request)
+            except FusecacheError as exc:
+                raise UpstreamError(f"{type(exc).__name__}: {exc}") from exc
         return pb.CacheResponse()
 
     def _cache_quietly(self, request: pb.CacheRequest) -> None:
@@ -227,15 +238,17 @@ class BlockWorker:
         if self.store.holds(request.block_id):
             return
         host, port = request.source_host.decode(errors="replace"), request.source_port
-        if (host, port) in ((self.host, self.port), ("", 0)):
-            options = request.open_ufs_block_options
+        options = request.open_ufs_block_options
+        if host == self.host:
             self._cache_from_source(request.block_id, options, options.block_size)
             return
         for peer in self._peers():
             if (peer.host, peer.port) == (host, port):
+                # The peer is asked as by a reader: what it does not hold, it reads from the source and keeps.
+                peer._cache_from_source(request.block_id, options, options.block_size)
                 opened = peer.store.open(request.block_id)
                 if opened is None:
-                    raise NotFound(f"Block {request.block_id} does not exist on {host}:{port}.")
+                    raise NotFound(f"BlockMeta not found for blockId {request.block_id}")
                 descriptor, length = opened
                 try:
                     self.store.copy(request.block_id, descriptor, 0, length)
@@ -249,9 +262,16 @@ class BlockWorker:
         failed: list[pb.BlockStatus] = []
         for block in request.blocks:
             options = OpenUfsBlockOptions(
-                ufs_path=block.ufs_path, offset_in_file=block.offset_in_file, block_size=block.length
+                ufs_path=block.ufs_path,
+                offset_in_file=block.offset_in_file,
+                block_size=block.length,
+                mountId=block.mountId,
             )
             try:
+                if self.store.holds(block.block_id):
+                    raise AlreadyHeld(
+                        f"Temp blockId {block.block_id} is not available, because it is already committed"
+                    )
                 self._cache_from_source(block.block_id, options, block.length)
             except (FusecacheError, OSError) as exc:
                 code: int = code_of(exc).value[0]

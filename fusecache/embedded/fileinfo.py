@@ -13,12 +13,10 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 from fusecache.embedded import inode as inodes
-from fusecache.embedded.inode import ROOT_ID, Inode
+from fusecache.embedded.block_worker import MOUNT_ID
+from fusecache.embedded.inode import Inode
 from fusecache.pb.alluxio.common_pb2 import BlockInfo, BlockLocation
 from fusecache.pb.alluxio.file_system_master_pb2 import FileBlockInfo, FileInfo
-
-MOUNT_ID = 1
-"""Alluxio's id of the root mount."""
 
 Locate = Callable[[int], Sequence[BlockLocation]]
 """Block id -> where it is held now."""
@@ -64,7 +62,7 @@ def file_info(inode: Inode, path: bytes, ufs_path: bytes, locate: Locate) -> Fil
         group=group_name(inode.gid),
         mode=inode.mode,
         persistenceState=b"PERSISTED",
-        mountPoint=inode.id == ROOT_ID,
+        mountPoint=False,  # of the root too: only mounts below it count
         mountId=MOUNT_ID,
         lastAccessTimeMs=mtime_ms,
     )
@@ -85,5 +83,5 @@ def file_info(inode: Inode, path: bytes, ufs_path: bytes, locate: Locate) -> Fil
     if not inode.folder:
         percent = 100 if inode.length == 0 else cached * 100 // inode.length
         info.inAlluxioPercentage = percent
-        info.inMemoryPercentage = percent
+        info.inMemoryPercentage = 0  # blocks lie in an SSD tier
     return info

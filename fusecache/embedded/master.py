@@ -16,11 +16,12 @@ import grpc
 from fusecache.embedded import fileinfo
 from fusecache.embedded import inode as inodes
 from fusecache.embedded.block_worker import BlockWorker
+from fusecache.embedded.freed_blocks import FreedBlocks
 from fusecache.embedded.inode import Inode
 from fusecache.embedded.namespace import Load, Namespace
 from fusecache.embedded.rpc_methods import answer_stream, one_answer
 from fusecache.embedded.source import SourceFolder
-from fusecache.errors import InvalidRequest, NotFound
+from fusecache.errors import InvalidRequest, NotFound, UpstreamError
 from fusecache.pb.alluxio import block_master_pb2, file_system_master_pb2, meta_master_pb2
 from fusecache.pb.alluxio.common_pb2 import BlockInfo, BlockLocation, ConfigProperty, NetAddress
 from fusecache.pb.alluxio.file_system_master_pb2 import FileInfo, FileSystemMasterCommonPOptions
@@ -40,6 +41,7 @@ class Master:
         *,
         entries_per_message: int,
         configuration: dict[str, str],
+        freed: FreedBlocks,
     ) -> None:
         self.port = 0
         self._namespace = namespace
@@ -47,6 +49,7 @@ class Master:
         self._workers = workers
         self._entries_per_message = entries_per_message
         self._configuration = configuration
+        self._freed = freed
         self._started_ms = time.time_ns() // 1_000_000
 
     def services(self) -> tuple[grpc.GenericRpcHandler, ...]:
@@ -131,22 +134,13 @@ class Master:
         """Drop the cached blocks of a file, or of all files below a folder."""
         inode = self._namespace.get(request.path, Load.NEVER, -1)
         if inode.folder and inode.children and not request.options.recursive:
-            raise InvalidRequest(f"Cannot free directory {request.path!r} which is not empty, without recursive.")
+            raise UpstreamError(
+                f"Cannot free directory {request.path.decode(errors='replace')} which is not empty."
+                ' Please set the "recursive" flag of free operation to true'
+            )
         for file in self._namespace.files_below(inode, recursive=True):
-            self.drop_blocks(file)
+            self._freed.add(file)
         return file_system_master_pb2.FreePResponse()
-
-    def drop_blocks(self, file: Inode) -> None:
-        """Remove a file's blocks from every block worker."""
-        for index in range(file.block_count):
-            for worker in self._workers:
-                worker.store.remove(inodes.block_id(file.id, index))
-
-    def recheck_blocks(self, file: Inode) -> None:
-        """A file's content was replaced: keep its blocks, except links that show the new content."""
-        for index in range(file.block_count):
-            for worker in self._workers:
-                worker.store.recheck(inodes.block_id(file.id, index))
 
     def _file_info(self, inode: Inode, path: bytes) -> FileInfo:
         return fileinfo.file_info(inode, path, self._source.ufs_path(path), self._locate)
@@ -166,7 +160,7 @@ class Master:
                     id=worker.worker_id,
                     address=worker.address(),
                     lastContactSec=0,
-                    state=b"LIVE",
+                    state=b"In Service",
                     capacityBytes=worker.store.capacity_bytes,
                     usedBytes=worker.store.used_bytes,
                     startTimeMs=self._started_ms,
@@ -183,10 +177,10 @@ class Master:
         try:
             inode = self._namespace.by_id(inodes.file_of_block(block))
         except NotFound as exc:
-            raise InvalidRequest(f"Block metadata {block} not found.") from exc
+            raise InvalidRequest(f"BlockMeta not found for blockId {block}") from exc
         index = block & inodes.LAST_SEQUENCE
         if index >= inode.block_count:
-            raise InvalidRequest(f"Block metadata {block} not found.")
+            raise InvalidRequest(f"BlockMeta not found for blockId {block}")
         info = BlockInfo(blockId=block, length=inode.block_length(index), locations=self._locate(block))
         return block_master_pb2.GetBlockInfoPResponse(blockInfo=info)
 

@@ -63,23 +63,21 @@ class Namespace:
         block_size: int,
         clock: Clock,
         default_sync_interval_ms: int = -1,
-        on_removed: Callable[[Inode], None] | None = None,
-        on_superseded: Callable[[Inode], None] | None = None,
+        on_gone: Callable[[Inode], None] | None = None,
     ) -> None:
         """Open or create the database in `folder`.
 
-        `on_removed` gets each file that vanished from the source, `on_superseded` each file whose content was
-        replaced, both with the old inode, after the change is committed. StateError when the database can't
-        be used or belongs to another source folder.
+        `on_gone` gets the old inode of each file that vanished or whose content was replaced, after the change
+        is committed. StateError when the database can't be used or belongs to another source folder.
         """
         self._source = source
         self._block_size = block_size
         self._clock = clock
         self._default_sync_interval_ms = default_sync_interval_ms
-        self._on_removed = on_removed
-        self._on_superseded = on_superseded
+        self._on_gone = on_gone
         self._synced: cachetools.LRUCache[int, float] = cachetools.LRUCache(_SYNC_TIMES_KEPT)
         self._children_synced: cachetools.LRUCache[int, float] = cachetools.LRUCache(_SYNC_TIMES_KEPT)
+        self._absent: cachetools.LRUCache[tuple[int, bytes], float] = cachetools.LRUCache(_SYNC_TIMES_KEPT)
         self._times_lock = threading.Lock()
         self._folder_locks = [threading.RLock() for _ in range(_LOCK_STRIPES)]
         try:
@@ -109,20 +107,18 @@ class Namespace:
         for depth, name in enumerate(names):
             parent = inode
             if not parent.folder:
-                raise NotFound(f"Path {path.decode(errors='replace')!r} does not exist")
+                raise InvalidRequest(
+                    f"Traversal failed for path {path.decode(errors='replace')}."
+                    f" Component {depth + 1}({parent.name.decode(errors='replace')}) is a file, not a directory."
+                )
             child = self._child(parent.id, name)
-            last = depth == len(names) - 1
             if child is None:
-                # A folder's complete and recent listing also says what is not in it.
-                absent_known = load is Load.NEVER and not self._due(None, parent.id, sync_interval_ms)
-                found = None if absent_known else self._load_one(parent, name, b"/" + b"/".join(names[: depth + 1]))
-                if found is None:
-                    raise NotFound(f"Path {path.decode(errors='replace')!r} does not exist")
-                child = found
-            elif last and self._due(child.id, parent.id, sync_interval_ms):
-                child = self._load_one(parent, name, path)
-                if child is None:
-                    raise NotFound(f"Path {path.decode(errors='replace')!r} does not exist")
+                if self._look_for_missing(parent.id, name, load, sync_interval_ms):
+                    child = self._load_one(parent, name, b"/" + b"/".join(names[: depth + 1]))
+            elif depth == len(names) - 1 and self._due(child.id, parent.id, sync_interval_ms):
+                child = self._load_one(parent, name, b"/" + b"/".join(names))
+            if child is None:
+                raise NotFound(f'Path "{path.decode(errors="replace")}" does not exist.')
             inode = child
         if not names and self._due(ROOT_ID, None, sync_interval_ms):
             inode = self._refresh_root()
@@ -183,14 +179,17 @@ class Namespace:
         """Look at one name in the source and remember the answer; None when it is not there."""
         with self._folder_lock(parent.id):
             found = self._source.look(path)
-            changes = _Changes()
+            gone: list[Inode] = []
             with self._env.begin(write=True) as txn:
                 before = self._child_in(txn, parent.id, name)
-                after = self._merge(txn, parent.id, name, before, found, changes)
+                after = self._merge(txn, parent.id, name, before, found, gone)
                 self._count_children(txn, parent.id, (after is not None) - (before is not None))
-            if after is not None:
-                self._mark(self._synced, after.id)
-        self._report(changes)
+            with self._times_lock:
+                if after is None:
+                    self._absent[parent.id, name] = self._clock.now()
+                else:
+                    self._synced[after.id] = self._clock.now()
+        self._report(gone)
         return after
 
     def _refresh_root(self) -> Inode:
@@ -211,17 +210,17 @@ class Namespace:
             entries = self._source.scan(path)
             seen_again = 0
             while batch := list(islice(entries, SCAN_BATCH)):
-                changes = _Changes()
+                gone: list[Inode] = []
                 batch.sort()  # B-tree inserts in order touch each page once
                 with self._env.begin(write=True) as txn:
                     added = 0
                     for name, found in batch:
                         before = self._child_in(txn, folder.id, name)
-                        self._merge(txn, folder.id, name, before, found, changes)
+                        self._merge(txn, folder.id, name, before, found, gone)
                         added += before is None
                     seen_again += len(batch) - added
                     self._count_children(txn, folder.id, added)
-                self._report(changes)
+                self._report(gone)
             if seen_again < known_before:
                 self._drop_vanished(folder.id, path)
             with self._env.begin(write=True) as txn:
@@ -237,15 +236,15 @@ class Namespace:
         """
         prefix = path.rstrip(b"/") + b"/"
         for batch in self._batches(folder_id, SCAN_BATCH):
-            gone = [child for child in batch if not self._source.exists(prefix + child.name)]
-            if not gone:
+            vanished = [child for child in batch if not self._source.exists(prefix + child.name)]
+            if not vanished:
                 continue
-            changes = _Changes()
+            gone: list[Inode] = []
             with self._env.begin(write=True) as txn:
-                for child in gone:
-                    self._remove(txn, child, changes)
-                self._count_children(txn, folder_id, -len(gone))
-            self._report(changes)
+                for child in vanished:
+                    self._remove(txn, child, gone)
+                self._count_children(txn, folder_id, -len(vanished))
+            self._report(gone)
 
     def _merge(
         self,
@@ -254,12 +253,12 @@ class Namespace:
         name: bytes,
         before: Inode | None,
         found: Found | None,
-        changes: _Changes,
+        gone: list[Inode],
     ) -> Inode | None:
         """Bring one name up to date within a transaction; the inode it has afterwards."""
         if found is None:
             if before is not None:
-                self._remove(txn, before, changes)
+                self._remove(txn, before, gone)
             return None
         if before is not None and before.folder == found.folder:
             same_content = found.folder or (before.length == found.length and before.mtime_ns == found.mtime_ns)
@@ -270,10 +269,10 @@ class Namespace:
                 return after
         if before is not None:
             if before.folder:
-                self._remove(txn, before, changes)
+                self._remove(txn, before, gone)
             else:
                 txn.delete(_ID.pack(before.id), db=self._inodes)
-                changes.superseded.append(before)
+                gone.append(before)
         return self._add(txn, parent_id, name, found)
 
     def _add(self, txn: lmdb.Transaction, parent_id: int, name: bytes, found: Found) -> Inode:
@@ -295,25 +294,24 @@ class Namespace:
         )
         self._put(txn, inode)
         txn.put(_ID.pack(parent_id) + name, _ID.pack(new_id), db=self._names)
+        with self._times_lock:
+            self._absent.pop((parent_id, name), None)
         return inode
 
-    def _remove(self, txn: lmdb.Transaction, inode: Inode, changes: _Changes) -> None:
+    def _remove(self, txn: lmdb.Transaction, inode: Inode, gone: list[Inode]) -> None:
         """Forget an inode and, for a folder, everything below it."""
         if inode.folder:
             for child in list(self._children_in(txn, inode.id, b"", None)):
-                self._remove(txn, child, changes)
+                self._remove(txn, child, gone)
         else:
-            changes.removed.append(inode)
+            gone.append(inode)
         txn.delete(_ID.pack(inode.id), db=self._inodes)
         txn.delete(_ID.pack(inode.parent) + inode.name, db=self._names)
 
-    def _report(self, changes: _Changes) -> None:
-        if self._on_removed is not None:
-            for inode in changes.removed:
-                self._on_removed(inode)
-        if self._on_superseded is not None:
-            for inode in changes.superseded:
-                self._on_superseded(inode)
+    def _report(self, gone: list[Inode]) -> None:
+        if self._on_gone is not None:
+            for inode in gone:
+                self._on_gone(inode)
 
     # -- sync times ----------------------------------------------------------------------------------------
 
@@ -323,6 +321,19 @@ class Namespace:
             own = self._synced.get(inode_id, None) if inode_id is not None else None
             listed = self._children_synced.get(parent_id, None) if parent_id is not None else None
         return self._older(max((t for t in (own, listed) if t is not None), default=None), interval_ms)
+
+    def _look_for_missing(self, parent_id: int, name: bytes, load: Load, interval_ms: int) -> bool:
+        """Whether a name that is not known is looked for in the source.
+
+        As Alluxio's absent cache: a name that was looked for and missing stays missing for load type ONCE until
+        it is synchronised, or its folder is.
+        """
+        with self._times_lock:
+            absent_since = self._absent.get((parent_id, name), None)
+        known_absent = absent_since is not None
+        if load is Load.ALWAYS or (load is Load.ONCE and not known_absent):
+            return True
+        return self._older(absent_since, interval_ms) if known_absent else self._due(None, parent_id, interval_ms)
 
     def _children_due(self, folder_id: int, interval_ms: int) -> bool:
         with self._times_lock:
@@ -437,29 +448,27 @@ class Namespace:
 
     @staticmethod
     def _with_attributes(inode: Inode, found: Found) -> Inode:
-        """The inode with what may change under one id taken from the source."""
-        return inode._replace(mode=found.mode, uid=found.uid, gid=found.gid, mtime_ns=found.mtime_ns)
+        """The inode with what may change under one id taken from the source.
 
-
-class _Changes:
-    """Files that a transaction took away, to be told about once it is committed."""
-
-    __slots__ = ("removed", "superseded")
-
-    def __init__(self) -> None:
-        self.removed: list[Inode] = []
-        self.superseded: list[Inode] = []
+        Not the modification time: a file with another one is another file, a folder keeps its first one.
+        """
+        return inode._replace(mode=found.mode, uid=found.uid, gid=found.gid)
 
 
 def split_path(path: bytes) -> list[bytes]:
-    """Components of an absolute path; doubled and trailing slashes are ignored, as Alluxio does.
+    """Components of an absolute path; inner doubled slashes, `.` and `..` are resolved, as Alluxio does.
 
-    InvalidRequest when it is not absolute, or has `.`, `..`, a zero byte or a component over 255 bytes.
+    InvalidRequest when it is not absolute, begins with two slashes (to Alluxio a host follows), has a zero byte
+    or leads above the root.
     """
-    if not path.startswith(b"/") or b"\0" in path:
-        raise InvalidRequest(f"Path {path.decode(errors='replace')!r} is invalid.")
-    names = [name for name in path.split(b"/") if name]
-    for name in names:
-        if name in (b".", b"..") or len(name) > 255:
-            raise InvalidRequest(f"Path {path.decode(errors='replace')!r} is invalid.")
+    names: list[bytes] = []
+    valid = path.startswith(b"/") and not path.startswith(b"//") and b"\0" not in path
+    for name in path.split(b"/"):
+        if name == b"..":
+            valid = valid and bool(names)
+            names = names[:-1]
+        elif name not in (b"", b"."):
+            names.append(name)
+    if not valid:
+        raise InvalidRequest(f'Path "{path.decode(errors="replace")}" is invalid.')
     return names

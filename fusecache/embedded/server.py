@@ -23,6 +23,7 @@ from fusecache.embedded.authentication import Authentication
 from fusecache.embedded.block_store import BlockStore
 from fusecache.embedded.block_worker import BlockWorker
 from fusecache.embedded.faults import MASTER, FaultPlan
+from fusecache.embedded.freed_blocks import FreedBlocks
 from fusecache.embedded.inode import Inode
 from fusecache.embedded.link_times import LinkTimes
 from fusecache.embedded.master import Master
@@ -60,6 +61,7 @@ class EmbeddedServer:
         capacity_bytes: int | None = None,
         link_blocks: bool = True,
         impersonators: Collection[str] = (),
+        free_after_s: float | None = 1.0,
         faults: FaultPlan | None = None,
         rewrite: Rewrite | None = None,
         clock: Clock | None = None,
@@ -67,7 +69,9 @@ class EmbeddedServer:
         """`port` 0 takes a free one. `sync_interval_ms` is used for requests that name none.
 
         `capacity_bytes` is that of each block worker; None: what is free on the state folder's file system,
-        shared out. `link_blocks` False copies every block. `impersonators` are users that may speak for others.
+        shared out. `link_blocks` False copies every block. `free_after_s` is how long blocks of files
+        that were freed, replaced or removed stay (Alluxio: until a heartbeat each second); None: until the server
+        ends. `impersonators` are users that may speak for others.
         `rewrite` changes answers before they are sent (tests of clients).
         """
         if auth not in ("simple", "nosasl"):
@@ -89,6 +93,7 @@ class EmbeddedServer:
         self._capacity_bytes = capacity_bytes
         self._link_blocks = link_blocks
         self._impersonators = impersonators
+        self._freed = FreedBlocks(free_after_s, lambda: self.blocks)
         self._faults = faults
         self._rewrite = rewrite
         self._clock: Clock = SystemClock() if clock is None else clock
@@ -114,6 +119,7 @@ class EmbeddedServer:
         stopping = [server.stop(None) for server in self._servers]
         for stopped in stopping:
             stopped.wait()
+        self._freed.close()
         for pool in self._pools:
             pool.shutdown(wait=True, cancel_futures=True)
         self._servers.clear()
@@ -181,8 +187,7 @@ class EmbeddedServer:
             block_size=self._block_size,
             clock=self._clock,
             default_sync_interval_ms=self._sync_interval_ms,
-            on_removed=lambda inode: self._running_master().drop_blocks(inode),
-            on_superseded=lambda inode: self._running_master().recheck_blocks(inode),
+            on_gone=self._freed.add,
         )
         background = self._pool("background")
         link_times = LinkTimes() if self._link_blocks else None
@@ -209,6 +214,7 @@ class EmbeddedServer:
             self._workers,
             entries_per_message=self._entries_per_message,
             configuration=self._configuration(),
+            freed=self._freed,
         )
         for index, worker in enumerate(self._workers):
             handlers = [worker.service(), version_service(WORKER_VERSIONS)]

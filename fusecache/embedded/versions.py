@@ -29,7 +29,7 @@ def version_service(versions: dict[int, int]) -> grpc.GenericRpcHandler:
 
     def get_service_version(request: pb.GetServiceVersionPRequest, _context: Any) -> pb.GetServiceVersionPResponse:
         if request.serviceType not in versions:
-            raise NotFound(f"Service {request.serviceType} is not found.")
+            raise NotFound(f"Service {pb.ServiceType.Name(request.serviceType)} is not found.")
         return pb.GetServiceVersionPResponse(version=versions[request.serviceType])
 
     methods = {"getServiceVersion": one_answer(get_service_version, pb.GetServiceVersionPRequest)}
