@@ -2,8 +2,8 @@
 
 `configure` is called once by whoever starts a process; every module then uses `structlog.get_logger(__name__)`.
 An event passes, in order: the level threshold (`set_level` moves it at run time, for loggers that exist already
-too), the repeat limit (the same event of the same level once per `REPEAT_S`, the next one with how many were left
-out: a failing disk must not fill another one), then secrets are hidden and long texts cut. Records of the standard
+too), the repeat limit (the same failure once per `REPEAT_S`, the next one with how many were left out: a failing disk
+must not fill another one), then secrets are hidden and long texts cut. Records of the standard
 library's `logging` (grpc, trio) take the same way.
 
 Nothing here runs on the read path. A log stream that can't be written loses lines, never a request.
@@ -64,8 +64,8 @@ _threshold = _Threshold()
 class RepeatLimit:
     """Processor that lets one event of a kind (level and event name) through per `interval_s`.
 
-    What it left out is counted and told by the next one that passes (`suppressed=...`). Debug events all pass:
-    whoever asked for them wants them all.
+    Failures only (warning and above): what it left out is counted and told by the next one that passes
+    (`suppressed=...`). Info tells of single things, such as each of several mounts; debug was asked for.
     """
 
     def __init__(self, clock: Clock, interval_s: float = REPEAT_S) -> None:
@@ -77,7 +77,7 @@ class RepeatLimit:
 
     def __call__(self, logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
         """Pass the event, or raise DropEvent."""
-        if method == "debug":
+        if _NUMBERS.get(method, 0) < _NUMBERS["warning"]:
             return event
         kind = (method, str(event.get("event")))
         now = self._clock.now()

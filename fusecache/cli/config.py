@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from fusecache.cli.options import Common, everywhere, print_json, setting_flags
+from fusecache.cli.tables import print_table
 
 
 @click.group(short_help="Show or check the configuration.")
@@ -47,15 +48,10 @@ def show(mountpoint: Path | None, common: Common, flags: dict[str, Any]) -> None
     if common.as_json:
         print_json({key: {"value": values[key], "origin": origins[key]} for key in values})
         return
-    from rich.console import Console
-    from rich.table import Table
-
     from fusecache.config.reference import value_text
 
-    table = Table("setting", "value", "origin", box=None, pad_edge=False)
-    for key in values:
-        table.add_row(key, value_text(key, getattr(settings, key)), origins[key])
-    Console(soft_wrap=True).print(table)
+    rows = [(key, value_text(key, getattr(settings, key)), origins[key]) for key in values]
+    print_table(("setting", "value", "origin"), rows)
 
 
 @config.command(short_help="Check file, environment and sources; exit 2 at the first thing wrong.")

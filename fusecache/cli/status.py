@@ -9,8 +9,10 @@ from typing import Any
 import click
 
 from fusecache.cli.options import Common, everywhere, print_json, setting_flags
+from fusecache.cli.tables import print_table
 from fusecache.errors import FusecacheError, MountError
 
+STYLES = {"ready": "green", "starting": "yellow", "unknown": "yellow", "dead": "red", "hung": "red"}
 ASK_S = 5.0
 """Seconds a mount may take to answer; it counts as not answering then."""
 
@@ -72,17 +74,12 @@ def _print_all(states: list[dict[str, Any]]) -> None:
     if not states:
         click.echo("nothing is mounted by fusecache")
         return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("mount point", "source", "state", "requests", "read", "hits", box=None, pad_edge=False)
+    rows = []
     for state in states:
         summary = summary_of(state.get("metrics", {}))
-        table.add_row(
-            *(str(state["mountpoint"]), str(state["source"]), str(state["state"])),
-            *(summary["requests"], summary["read"], summary["hits"]),
-        )
-    Console(soft_wrap=True).print(table)
+        shown = (str(state[key]) for key in ("mountpoint", "source", "state"))
+        rows.append((*shown, summary["requests"], summary["read"], summary["hits"]))
+    print_table(("mount point", "source", "state", "requests", "read", "metadata hits"), rows, styles=STYLES)
 
 
 def _print_one(state: dict[str, Any]) -> None:
@@ -110,6 +107,6 @@ def summary_of(metrics: dict[str, float]) -> dict[str, str]:
         "requests": f"{total('fusecache_requests_total'):.0f}",
         "errors": f"{total('fusecache_request_errors_total'):.0f}",
         "read": f"{approximate_size(read)}" + (f" ({100 * local / read:.0f} % local)" if read else ""),
-        "hits": f"{100 * hits / lookups:.0f} % of metadata" if lookups else "-",
+        "hits": f"{100 * hits / lookups:.0f} %" if lookups else "-",
         "open files": f"{metrics.get('fusecache_open_files', 0):.0f}",
     }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import pickle
+import resource
 import signal
 import sys
 import traceback
@@ -21,6 +22,9 @@ from fusecache.errors import FusecacheError
 UNEXPECTED = 70
 """EX_SOFTWARE: exit code of a bug."""
 
+OTHER_DESCRIPTORS = 1024
+"""Descriptors kept for connections, databases and control sockets beside the open block files."""
+
 _PR_SET_PDEATHSIG = 1
 
 
@@ -29,9 +33,18 @@ def run_mount(plan: MountPlan, ready: Callable[[], None]) -> None:
     mountpoint.check_device()
     mountpoint.prepare(plan.mountpoint)
     logs.configure(plan.settings.log_level, plan.settings.log_format)
+    _raise_open_files(plan.settings.max_open_blocks + OTHER_DESCRIPTORS)
     from fusecache.daemon import classic  # pyfuse3 and grpc: not before the cheap checks have passed
 
     classic.run(plan, ready=ready)
+
+
+def _raise_open_files(needed: int) -> None:
+    """Lift the soft limit on descriptors towards the hard one; `doctor` says when that is too low as well."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def main(arguments: Sequence[str]) -> int:
