@@ -27,6 +27,17 @@ STALE_KERNEL_TIMEOUT_S: Final = 1.0
 RETRY_S: Final = 1.0
 """After a listing failed because nobody answered: no further attempt for at least this long (up to twice)."""
 
+NO_ANSWER_S: Final = 5.0
+"""When a folder could be served stale and no master answered anything for this long, it is: a listing may try for
+the whole budget of a request (minutes), and every reader would stand still as long."""
+
+NEGATIVE_KERNEL_TIMEOUT_S: Final = 1.0
+"""How long the kernel may keep "no such name" in a folder that is not listed (yet)."""
+
+PATIENT_ENTRIES: Final = 20_000
+"""Look-ups wait for the new listing of a due folder of up to so many entries (under a second); in a larger one
+GetStatus answers for the one name meanwhile."""
+
 INCOMPLETE_ASK_S: Final = 1.0
 """An incomplete file is asked for again at most this often."""
 

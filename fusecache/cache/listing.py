@@ -27,10 +27,14 @@ from fusecache.cache.listing_diff import Change, Diff, change_of, diff_sorted
 from fusecache.cache.record import Entry
 from fusecache.cache.store import FolderState, MetadataStore, child_key, id_key, id_of, name_key, pack_state
 from fusecache.cache.transaction import Transaction
-from fusecache.errors import Unavailable
+from fusecache.errors import StateError
 
 CHUNK: Final = 8192
 """Entries per transaction."""
+
+
+class ListingLost(StateError):
+    """The store was emptied while the listing came in: list again."""
 
 
 class Committed(NamedTuple):
@@ -143,7 +147,7 @@ class Intake:
         store, tables = self._store, self._store.tables
         old = store.folder_state(txn, self._folder)
         if (old and old.shelf) != (self._old and self._old.shelf):
-            raise Unavailable("the metadata store was emptied during a listing")
+            raise ListingLost("the metadata store was emptied during a listing")
         shelf = store.next_shelf(txn) if old is None else old.shelf
         before: dict[bytes, Entry | None] = {}
         gone = list(removed)
@@ -239,7 +243,7 @@ class _Build:
         if (old and old.shelf) != (self._old and self._old.shelf) or not txn.delete(
             id_key(self._shelf), db=tables.retired
         ):
-            raise Unavailable("the metadata store was emptied during a listing")
+            raise ListingLost("the metadata store was emptied during a listing")
         for inode in self._moved:
             txn.put(id_key(inode), id_key(self._folder), db=tables.parents)
         state = FolderState(self._shelf, store.boot, self._asked_at, incomplete, self._count)

@@ -46,6 +46,7 @@ class Overlay:
         self._names: dict[tuple[int, bytes], int] = {}
         self._folders: dict[int, set[int]] = {}
         self._negative: TTLCache[tuple[int, bytes], None] = TTLCache(max_negative, negative_s, timer=now)
+        self._negative_folders: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._known)
@@ -93,6 +94,9 @@ class Overlay:
 
     def put_missing(self, folder: int, name: bytes) -> None:
         """Alluxio said that there is no such name."""
+        if len(self._negative_folders) >= MAX_NEGATIVE:
+            self._negative_folders = {parent for parent, _ in self._negative}
+        self._negative_folders.add(folder)
         self._negative[folder, name] = None
 
     def missing(self, folder: int, name: bytes) -> bool:
@@ -101,6 +105,9 @@ class Overlay:
 
     def take_missing(self, folder: int) -> list[bytes]:
         """Names of a folder remembered as missing; they are forgotten (a listing says it better)."""
+        if folder not in self._negative_folders:
+            return []
+        self._negative_folders.discard(folder)
         names = [name for parent, name in self._negative if parent == folder]
         for name in names:
             self._negative.pop((folder, name), None)

