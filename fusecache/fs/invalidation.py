@@ -45,7 +45,8 @@ class Invalidator:
 
     def __init__(self, metrics: Metrics) -> None:
         self._counters = {
-            kind: metrics.counter("fusecache_invalidations_total", kind=kind) for kind in ("entry", "inode", "attributes")
+            kind: metrics.counter("fusecache_invalidations_total", kind=kind)
+            for kind in ("entry", "inode", "attributes")
         }
         self._pending: OrderedDict[Push, None] = OrderedDict()
         self._wake = threading.Condition()

@@ -5,10 +5,8 @@
     OPEN, RELEASE     one `FileReader` per inode; fh = inode; the kernel keeps the pages of a version for ever,
                       because another version has another inode
     READ              `hot_read` inline when the bytes are local and in memory, else `read` in threads
-    everything else that would change something: EROFS
 
-Every handler goes through `served`: whatever it raises becomes an errno (`errno_map`), an unexpected exception EIO
-with one logged traceback. pyfuse3 ends its loop, and with it the mount, on any other exception.
+What would change something is `read_only`'s; what a handler raises becomes an errno in `guard`.
 
 Does not mount, talk to Alluxio or decide what is fresh.
 """
@@ -16,14 +14,11 @@ Does not mount, talk to Alluxio or decide what is fresh.
 from __future__ import annotations
 
 import errno
-import functools
 import os
-from collections.abc import Awaitable, Callable, Sequence
-from time import perf_counter
-from typing import Any, NoReturn, Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import pyfuse3
-import structlog
 from pyfuse3 import FileHandleT, FileInfo, FileNameT, FUSEError, InodeT, RequestContext
 
 from fusecache.alluxio.model import Capacity
@@ -31,13 +26,12 @@ from fusecache.cache.record import MAX_NAME_BYTES, Entry
 from fusecache.errors import FusecacheError, NotFound, StaleId
 from fusecache.fs import extended_attributes
 from fusecache.fs.attributes import Attributes, missing
-from fusecache.fs.errno_map import errno_name, errno_of
+from fusecache.fs.guard import RequestMeter, served
 from fusecache.fs.hidden_folder import FOLDER_INODE, HiddenFolder
 from fusecache.fs.hidden_folder import NAME as HIDDEN_NAME
+from fusecache.fs.read_only import ReadOnlyOperations
 from fusecache.metrics import Metrics
 from fusecache.prefetch.reader import Readers
-
-log = structlog.get_logger(__name__)
 
 ROOT = 1
 """Inode of the mounted folder."""
@@ -47,51 +41,44 @@ DIRECTORY_PAGE = 128
 
 STATFS_BLOCK_BYTES = 4096
 
-_Handler = TypeVar("_Handler", bound=Callable[..., Awaitable[Any]])
-
 
 class Tree(Protocol):
     """What is used of `cache.tree.MetadataTree`."""
 
-    def hot(self, inode: int) -> Entry | None: ...
-    def hot_child(self, parent: int, name: bytes) -> Entry | None: ...
-    async def lookup(self, parent: int, name: bytes) -> Entry: ...
-    async def getattr(self, inode: int) -> Entry: ...
-    async def children(self, inode: int, after: int, limit: int) -> list[Entry]: ...
-    def kernel_timeout_s(self, entry: Entry) -> float: ...
-    def negative_timeout_s(self, parent: int) -> float: ...
-    def superseded(self, inode: int) -> bool: ...
+    def hot(self, inode: int) -> Entry | None:
+        """A fresh entry, without waiting."""
+        ...
+
+    def hot_child(self, parent: int, name: bytes) -> Entry | None:
+        """A fresh entry by name, without waiting."""
+        ...
+
+    async def lookup(self, parent: int, name: bytes) -> Entry:
+        """The entry; NotFound, StaleId."""
+        ...
+
+    async def getattr(self, inode: int) -> Entry:
+        """The entry; StaleId."""
+        ...
+
+    async def children(self, inode: int, after: int, limit: int) -> list[Entry]:
+        """A page of a folder, ordered by inode."""
+        ...
+
+    def kernel_timeout_s(self, entry: Entry) -> float:
+        """How long the kernel may keep an entry."""
+        ...
+
+    def negative_timeout_s(self, parent: int) -> float:
+        """How long the kernel may remember that a name is missing."""
+        ...
+
+    def superseded(self, inode: int) -> bool:
+        """True for a dead id."""
+        ...
 
 
-def served(handler: _Handler) -> _Handler:
-    """Count, time and guard one handler: FUSEError or a value leaves it, never anything else."""
-    op = handler.__name__
-
-    @functools.wraps(handler)
-    async def guarded(self: Operations, *args: Any) -> Any:
-        started = perf_counter()
-        self._in_flight.value += 1
-        try:
-            return await handler(self, *args)
-        except FUSEError as error:
-            self._count_error(op, error.errno)
-            raise
-        except FusecacheError as error:
-            raise self._failed(op, error) from None
-        except Exception:
-            # pyfuse3 ends the mount on anything but FUSEError; the traceback goes to the log once per kind
-            log.exception("unexpected exception in a handler", op=op, inode=args[0] if args else None)
-            self._count_error(op, errno.EIO)
-            raise FUSEError(errno.EIO) from None
-        finally:
-            self._in_flight.value -= 1
-            self._durations[op].observe(perf_counter() - started)
-            self._requests[op].value += 1
-
-    return guarded  # type: ignore[return-value]  # functools.wraps keeps the handler's shape
-
-
-class Operations(pyfuse3.Operations):
+class Operations(ReadOnlyOperations):
     """One mount's handlers."""
 
     supports_dot_lookup = False
@@ -110,18 +97,14 @@ class Operations(pyfuse3.Operations):
         on_stale_read: Callable[[int], None],
     ) -> None:
         """`capacity` gives the last known cluster capacity; `on_stale_read` is told of a READ on a dead inode."""
-        super().__init__()
+        super().__init__(RequestMeter(metrics))
         self._tree = tree
         self._readers = readers
         self._attributes = attributes
         self._hidden = hidden
-        self._metrics = metrics
         self._capacity = capacity
         self._on_stale_read = on_stale_read
         self._entries = metrics.gauge("fusecache_metadata_entries")
-        self._in_flight = metrics.gauge("fusecache_requests_in_flight")
-        self._requests = {op: metrics.counter("fusecache_requests_total", op=op) for op in OPERATIONS}
-        self._durations = {op: metrics.histogram("fusecache_request_duration_seconds", op=op) for op in OPERATIONS}
 
     @served
     async def lookup(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> pyfuse3.EntryAttributes:
@@ -156,6 +139,8 @@ class Operations(pyfuse3.Operations):
             entry = self._tree.hot(inode) or await self._tree.getattr(inode)
             if not entry.folder:
                 raise FUSEError(errno.ENOTDIR)
+        elif inode > FOLDER_INODE:
+            raise FUSEError(errno.ENOTDIR)
         return FileHandleT(inode)
 
     @served
@@ -182,10 +167,10 @@ class Operations(pyfuse3.Operations):
     @served
     async def open(self, inode: InodeT, flags: int, ctx: RequestContext) -> FileInfo:
         """OPEN for reading; the pages of a version stay valid, so the kernel may keep them."""
-        if inode >= FOLDER_INODE:
-            return self._hidden.open(inode)
         if flags & os.O_ACCMODE != os.O_RDONLY or flags & os.O_TRUNC:
             raise FUSEError(errno.EROFS)
+        if inode >= FOLDER_INODE:
+            return self._hidden.open(inode)
         entry = self._tree.hot(inode) or await self._tree.getattr(inode)
         if entry.folder:
             raise FUSEError(errno.EISDIR)
@@ -193,7 +178,9 @@ class Operations(pyfuse3.Operations):
         return FileInfo(fh=FileHandleT(inode), keep_cache=True)
 
     @served
-    async def read(self, fh: FileHandleT, off: int, size: int) -> bytes | memoryview:
+    async def read(  # type: ignore[override]  # pyfuse3 takes any buffer; its stub says bytes
+        self, fh: FileHandleT, off: int, size: int
+    ) -> bytes | memoryview:
         """READ: exactly the bytes asked for, fewer only at the end of the file."""
         reader = self._readers.get(fh)
         if reader is None:
@@ -280,14 +267,6 @@ class Operations(pyfuse3.Operations):
     async def forget(self, inode_list: Sequence[tuple[InodeT, int]]) -> None:
         """FORGET: look-up counts are not kept; inodes are names of versions, found again in the store."""
 
-    @served
-    async def setattr(self, *_: Any) -> NoReturn:
-        """Read-only: EROFS. The same holds for every handler below."""
-        raise FUSEError(errno.EROFS)
-
-    mknod = mkdir = unlink = rmdir = symlink = rename = link = create = setattr
-    write = setxattr = removexattr = setattr
-
     def _local_bytes(self, entry: Entry) -> int:
         if not entry.completed or not entry.length:
             return 0
@@ -296,19 +275,3 @@ class Operations(pyfuse3.Operations):
             return reader.local_bytes()
         finally:
             self._readers.release(entry.inode)
-
-    def _failed(self, op: str, error: FusecacheError) -> FUSEError:
-        number = errno_of(error)
-        if number == errno.EIO:
-            log.warning("request failed", op=op, error=str(error), kind=type(error).__name__)
-        self._count_error(op, number)
-        return FUSEError(number)
-
-    def _count_error(self, op: str, number: int) -> None:
-        self._metrics.counter("fusecache_request_errors_total", op=op, errno=errno_name(number)).inc()
-
-
-OPERATIONS = tuple(
-    sorted({getattr(Operations, name).__name__ for name in vars(Operations) if hasattr(vars(Operations)[name], "__wrapped__")})
-)
-"""Names of the guarded handlers: the label `op` of the metrics."""

@@ -59,7 +59,9 @@ class Session:
     def open(self, options: set[str]) -> None:
         """mount(2); from now on requests of the kernel wait for `serve`. MountError when it is refused."""
         if not os.path.exists("/dev/fuse"):
-            raise MountError("/dev/fuse does not exist: load the kernel's fuse module (modprobe fuse) or give the container the device")
+            raise MountError(
+                "/dev/fuse does not exist: load the kernel's module (modprobe fuse) or give the container the device"
+            )
         try:
             pyfuse3.init(self._operations, str(self._mountpoint), options)
         except RuntimeError as error:
