@@ -27,6 +27,8 @@ class FusecacheError(Exception):
     """A failure with a text for people: one line, no traceback, the class's own exit code."""
 
     exit_code = 1
+    advice = ""
+    """What to do, where the class alone says it; commands show it behind the text."""
 
 
 class UsageError(FusecacheError):
@@ -70,6 +72,8 @@ class PermissionDenied(UpstreamError):
 class AuthenticationFailed(UpstreamError):
     """The SASL handshake was refused: scheme, user or impersonation. Not retried."""
 
+    advice = "give --user, --impersonate or --auth as the cluster has them"
+
 
 class InvalidRequest(UpstreamError):
     """Alluxio calls the request malformed (INVALID_ARGUMENT, FAILED_PRECONDITION)."""
@@ -86,6 +90,8 @@ class Incomplete(UpstreamError):
 class Unavailable(UpstreamError):
     """No source could answer within the budget."""
 
+    advice = "check host and port, or run `fusecache doctor SOURCE`"
+
 
 class ProtocolError(UpstreamError):
     """What the server sent can't be true; nothing of it was used."""
@@ -93,3 +99,17 @@ class ProtocolError(UpstreamError):
 
 class VersionMismatch(UpstreamError):
     """The server's service version is not the one this client speaks."""
+
+
+def told(failure: FusecacheError) -> str:
+    """The one line for people: the text, and the class's advice."""
+    text = " ".join(str(failure).split())
+    return f"{text}; {failure.advice}" if failure.advice else text
+
+
+def named(name: str, text: str) -> FusecacheError:
+    """An error that another process of ours told by its class's name; FusecacheError when the name is unknown."""
+    kind = globals().get(name)
+    if isinstance(kind, type) and issubclass(kind, FusecacheError):
+        return kind(text)
+    return FusecacheError(text)

@@ -65,7 +65,7 @@ class StatusServer:
     def start(self) -> None:
         """Bind and serve. StateError names the address when it can't be bound."""
         try:
-            host, port = ("127.0.0.1", 0) if self._address == "127.0.0.1:0" else parse_host_port(self._address, None)
+            host, port = parse_host_port(self._address, default_port=None, lowest_port=0)
             self._server = _BoundedServer((host, port), self._answer)
         except (OSError, ValueError) as failure:
             reason = failure.strerror if isinstance(failure, OSError) and failure.strerror else str(failure)

@@ -91,8 +91,11 @@ def _mount_checks(configuration: Configuration, mounted: MountInfo) -> Iterator[
     except FusecacheError as failure:
         yield Check("daemon", "fail" if health != "ok" else "warn", str(failure), "see the daemon's log")
         return
-    verdict, advice = ("ok", "") if status.get("ready") else ("warn", "wait: `fusecache wait` does")
-    yield Check("daemon", verdict, f"process {status['pid']}, up {status['uptime_s']:.0f} s", advice)  # type: ignore[arg-type]
+    found = f"process {status['pid']}, up {status['uptime_s']:.0f} s"
+    if status.get("ready"):
+        yield Check("daemon", "ok", found)
+    else:
+        yield Check("daemon", "warn", f"{found}, starting", "wait: `fusecache wait` does")
     cluster = described["cluster"]
     if cluster is None:
         cluster = {"name": "embedded", "masters": [status["primary"]]}

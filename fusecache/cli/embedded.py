@@ -6,13 +6,19 @@ import json
 import os
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from fusecache.cli.options import Common, everywhere, setting_flags
+from fusecache.errors import FusecacheError
+
+if TYPE_CHECKING:
+    from fusecache.embedded.server import EmbeddedServer
 
 
 class Size(click.ParamType[int]):
@@ -95,7 +101,7 @@ def embedded(
         auth=auth,
         faults=FaultPlan.from_file(faults) if faults else None,
     )
-    with server:
+    with _started(server, child):
         if child or common.as_json:
             ready = {"master": server.master_target, "tier_folders": [str(tier) for tier in server.tier_folders]}
             click.echo(json.dumps(ready))
@@ -104,6 +110,22 @@ def embedded(
         if child:
             threading.Thread(target=_watch_parent, args=(ended,), name="watch-parent", daemon=True).start()
         ended.wait()
+
+
+@contextmanager
+def _started(server: EmbeddedServer, child: bool) -> Iterator[None]:
+    """The running server. A child tells a failed start on its one line, for its parent to raise."""
+    try:
+        server.start()
+    except FusecacheError as failure:
+        if not child:
+            raise
+        click.echo(json.dumps({"type": type(failure).__name__, "error": str(failure)}))
+        raise click.exceptions.Exit(failure.exit_code) from None
+    try:
+        yield
+    finally:
+        server.stop()
 
 
 def _end(ended: threading.Event, number: int, frame: FrameType | None) -> None:

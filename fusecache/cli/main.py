@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import click
 
-from fusecache.errors import FusecacheError, UsageError
+from fusecache.errors import FusecacheError, UsageError, told
 
 UNEXPECTED = 70
 """EX_SOFTWARE of sysexits.h."""
@@ -128,7 +128,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return result if isinstance(result, int) else 0
     except FusecacheError as failure:
-        return _say(str(failure), failure.exit_code)
+        return _say(told(failure), failure.exit_code)
+    except click.exceptions.NoArgsIsHelpError as failure:
+        click.echo(failure.format_message(), err=True)
+        return 2
     except click.ClickException as failure:
         return _say(_click_text(failure), 2)
     except (KeyboardInterrupt, click.Abort):

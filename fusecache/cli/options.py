@@ -18,6 +18,7 @@ import click
 
 if TYPE_CHECKING:
     from fusecache.config.load import Configuration
+    from fusecache.config.settings import LogLevel
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -29,11 +30,17 @@ class Common(NamedTuple):
 
     as_json: bool
     config: Path | None
-    log_level: str | None
+    log_level: LogLevel | None
 
     def configuration(self, flags: dict[str, Any] | None = None) -> Configuration:
-        """File, environment and flags together. UsageError names what is wrong."""
+        """File, environment and flags together. UsageError names what is wrong.
+
+        Also sets logging up for a command that ends soon: errors only, unless --log-level asks for more.
+        """
+        from fusecache import logs
         from fusecache.config.load import load
+
+        logs.configure(self.log_level or "error")
 
         given = dict(flags or {})
         if self.log_level is not None:
@@ -45,7 +52,7 @@ def everywhere(function: Function) -> Function:
     """--json, --config and --log-level, as the parameter `common`."""
 
     @functools.wraps(function)
-    def with_common(*args: Any, as_json: bool, config: Path | None, log_level: str | None, **kwargs: Any) -> Any:
+    def with_common(*args: Any, as_json: bool, config: Path | None, log_level: LogLevel | None, **kwargs: Any) -> Any:
         return function(*args, common=Common(as_json, config, log_level), **kwargs)
 
     for option in (

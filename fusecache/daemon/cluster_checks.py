@@ -1,6 +1,6 @@
 """`doctor`, second half: does the cluster answer, as whom, and how well can this node read from it? Reads only.
 
-Checks build on each other: when nobody answers, the rest is not tried. A folder is looked at as far as a mount needs it.
+Checks build on each other: when nobody answers, the rest is not tried.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fusecache.config.settings import ClusterConfig, Settings
 from fusecache.config.source import parse_host_port
 from fusecache.config.units import approximate_size, format_size
 from fusecache.daemon.cluster_access import ClusterAccess, open_cluster
-from fusecache.daemon.machine_checks import Check
+from fusecache.daemon.machine_checks import Check, Verdict
 from fusecache.errors import (
     AuthenticationFailed,
     FusecacheError,
@@ -41,6 +41,7 @@ MULTI_BLOCK_ADVICE = (
     "such files can't be handed to the kernel as one block file; write data sets with one block a file "
     "(alluxio.user.block.size.bytes.default above the largest file)"
 )
+PRIMARY_ADVICE = "check that a master is primary and has left safe mode"
 _NEVER_MS = -1
 
 
@@ -54,7 +55,7 @@ def cluster_checks(
         reachable = [_master_error(master) for master in cluster.masters]
         for master, error in zip(cluster.masters, reachable, strict=True):
             # A standby that is down is no failure as long as somebody answers.
-            verdict = "ok" if error is None else "warn" if None in reachable else "fail"
+            verdict: Verdict = "ok" if error is None else "warn" if None in reachable else "fail"
             advice = "" if error is None else "check name, port, firewall, and that the master runs"
             yield Check(f"master {master}", verdict, error or "accepts connections", advice)
         if None not in reachable:
@@ -141,7 +142,7 @@ def _connection_check(failure: FusecacheError, cluster: ClusterConfig | None) ->
         case _ if cluster is None:
             return Check("embedded server", "fail", str(failure), "see its message above")
         case _:
-            return Check("cluster", "fail", str(failure), "check that a master is primary and has left safe mode")
+            return Check("cluster", "fail", str(failure), PRIMARY_ADVICE)
 
 
 def _version_check(access: ClusterAccess) -> Check:
@@ -198,6 +199,8 @@ def _survey(access: ClusterAccess, path: bytes) -> list[FileStatus]:
                     return files
         except (NotFound, PermissionDenied):
             continue  # another client removed it, or it is not for us: the sample is smaller
+        except UpstreamError:
+            break  # the master is in trouble, which the checks before this one tell better
     return files
 
 

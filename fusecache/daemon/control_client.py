@@ -21,7 +21,7 @@ from typing import Any
 
 from fusecache import errors
 from fusecache.daemon.mountpoint import MountInfo, resolve
-from fusecache.errors import FusecacheError, InterruptedWait, MountError, ProtocolError
+from fusecache.errors import InterruptedWait, MountError, ProtocolError
 
 MAX_REPLY = 16 << 20
 """Bytes of one reply; the largest is the text of all metrics."""
@@ -81,7 +81,7 @@ def call(path: Path, kind: str, timeout_s: float, **fields: Any) -> dict[str, An
     if not isinstance(reply, dict):
         raise ProtocolError(f"the daemon at {path} answered {kind!r} with {line[:80]!r}, which is no object")
     if reply.pop("ok", False) is not True:
-        raise _named_error(str(reply.get("type")), str(reply.get("error")))
+        raise errors.named(str(reply.get("type")), str(reply.get("error")))
     return reply
 
 
@@ -119,10 +119,3 @@ def _limit(connection: socket.socket, deadline: float) -> None:
     if left_s <= 0:
         raise TimeoutError
     connection.settimeout(left_s)
-
-
-def _named_error(name: str, text: str) -> FusecacheError:
-    kind = getattr(errors, name, None)
-    if isinstance(kind, type) and issubclass(kind, FusecacheError):
-        return kind(text)
-    return FusecacheError(text)

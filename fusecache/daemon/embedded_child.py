@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+from fusecache import errors
 from fusecache.errors import FusecacheError, UsageError
 
 START_S = 60.0
@@ -55,8 +56,13 @@ class EmbeddedChild:
         if not line:
             code = self._process.wait(STOP_S)
             self.stop()
-            raise UsageError(f"{self._folder}: the embedded server ended with exit code {code}; its message stands above")
+            raise UsageError(
+                f"{self._folder}: the embedded server ended with exit code {code}; its message stands above"
+            )
         ready = json.loads(line)
+        if "error" in ready:
+            self.stop()
+            raise errors.named(ready["type"], ready["error"])
         return EmbeddedAddress(ready["master"], tuple(ready["tier_folders"]))
 
     def alive(self) -> bool:
@@ -68,7 +74,8 @@ class EmbeddedChild:
         process, self._process = self._process, None
         if process is None:
             return
-        assert process.stdin is not None and process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
         process.stdin.close()
         try:
             process.wait(STOP_S)
@@ -79,7 +86,8 @@ class EmbeddedChild:
 
     def _first_line(self) -> bytes | None:
         """The child's first line, b"" when it ended without one, None when it said nothing in time."""
-        assert self._process is not None and self._process.stdout is not None
+        assert self._process is not None
+        assert self._process.stdout is not None
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
             if not selector.select(START_S):

@@ -17,7 +17,7 @@ from fusecache import logs
 from fusecache.config.settings import MountPlan
 from fusecache.daemon import mountpoint
 from fusecache.daemon.ready_pipe import ReadyPipe
-from fusecache.errors import FusecacheError
+from fusecache.errors import FusecacheError, told
 
 UNEXPECTED = 70
 """EX_SOFTWARE: exit code of a bug."""
@@ -57,8 +57,8 @@ def main(arguments: Sequence[str]) -> int:
     try:
         run_mount(plan, pipe.ready)
     except FusecacheError as failure:
-        pipe.error(failure.exit_code, str(failure))
-        print(f"fusecache: {failure}", file=sys.stderr)
+        pipe.error(failure.exit_code, told(failure))
+        print(f"fusecache: {told(failure)}", file=sys.stderr)
         return failure.exit_code
     except KeyboardInterrupt:
         pipe.error(130, "interrupted")
