@@ -1,7 +1,8 @@
 """`make demo`: the main job on one machine, checked. Needs no cluster, no JVM and no configuration.
 
-Makes a small image data set (PNG files in class folders), mounts it with `fusecache mount FOLDER`, which serves it from
-the embedded Alluxio-compatible server, reads every file three times in random order and compares each with its checksum:
+Makes a small image data set (PNG files in class folders), mounts it with `fusecache mount FOLDER`, which serves it
+from the embedded Alluxio-compatible server, reads every file three times in random order and compares it with its
+checksum:
 
     first epoch   nothing is stored yet: bytes come from the folder through the block worker, which stores the blocks
     kernel-cold   the kernel's pages are dropped: bytes come from local block files, without a call to Alluxio
@@ -44,9 +45,7 @@ def png(rng: random.Random, edge: int) -> bytes:
 
     rows = b"".join(b"\0" + rng.randbytes(edge * 3) for _ in range(edge))
     header = struct.pack(">IIBBBBB", edge, edge, 8, 2, 0, 0, 0)
-    return (
-        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows, 1)) + chunk(b"IEND", b"")
-    )
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows, 1)) + chunk(b"IEND", b"")
 
 
 def make_dataset(folder: Path) -> dict[str, str]:

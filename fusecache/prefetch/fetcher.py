@@ -158,9 +158,7 @@ class Fetcher:
             self._slot_count -= 1
             self._close(slot)
 
-    def _begin(
-        self, block: Block, position: int, end: int, budget: Budget, confirm: Callable[[], None]
-    ) -> Extent:
+    def _begin(self, block: Block, position: int, end: int, budget: Budget, confirm: Callable[[], None]) -> Extent:
         window = self._windows.get(block.block_id)
         if window is None:
             window = self._windows[block.block_id] = FetchWindow(block.length, self._settings.fetch_bytes)

@@ -31,7 +31,7 @@ def test_errno_unknown_exception_is_eio(bug: Exception) -> None:
 
 def test_errno_every_upstream_error_has_its_own_row() -> None:
     kinds = {kind for kind, _, _ in ERRNO_TABLE}
-    leaves = {kind for kind in errors.UpstreamError.__subclasses__()}
+    leaves = set(errors.UpstreamError.__subclasses__())
     assert leaves <= kinds
 
 

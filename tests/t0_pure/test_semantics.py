@@ -47,4 +47,5 @@ def test_semantics_numbers_are_the_defaults() -> None:
         value = re.search(rf"`{name}` \((\d+) s\)|`{name}`, (\d+) s", SEMANTICS)
         assert value is not None, name
         assert float(value.group(1) or value.group(2)) == getattr(settings, name), name
-    assert "`mode_mask` (0555)" in SEMANTICS and settings.mode_mask == 0o555
+    assert "`mode_mask` (0555)" in SEMANTICS
+    assert settings.mode_mask == 0o555

@@ -17,7 +17,9 @@ def test_window_small_block_is_fetched_whole() -> None:
 
 def test_window_random_reads_are_rounded_to_the_grain() -> None:
     window = FetchWindow(64 * MIB, 4 * MIB)
-    assert window.fetch_for(10 * MIB + 4096, 10 * MIB + 8192) == Fetch(10 * MIB, 10 * MIB + GRAIN_BYTES, sequential=False)
+    assert window.fetch_for(10 * MIB + 4096, 10 * MIB + 8192) == Fetch(
+        10 * MIB, 10 * MIB + GRAIN_BYTES, sequential=False
+    )
 
 
 def test_window_sequential_reads_double_up_to_the_unit() -> None:
@@ -25,7 +27,8 @@ def test_window_sequential_reads_double_up_to_the_unit() -> None:
     position, sizes = 0, []
     for _ in range(5):
         fetch = window.fetch_for(position, position + 131072)
-        assert fetch.start == position and fetch.sequential
+        assert fetch.start == position
+        assert fetch.sequential
         sizes.append(fetch.end - fetch.start)
         position = fetch.end
     assert sizes == [FIRST_WINDOW_BYTES, 2 * MIB, 4 * MIB, 4 * MIB, 4 * MIB]
