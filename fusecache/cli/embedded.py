@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -86,12 +83,10 @@ def embedded(
     check_folder(folder)
 
     from fusecache.embedded.faults import FaultPlan
+    from fusecache.embedded.lifetime import Lifetime
     from fusecache.embedded.server import EmbeddedServer
     from fusecache.embedded.state import state_folder_for
 
-    ended = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda number, frame: _end(ended, number, frame))
     server = EmbeddedServer(
         folder,
         state_folder_for(settings.state_dir if child else settings.state_dir / "embedded", folder),
@@ -101,15 +96,13 @@ def embedded(
         auth=auth,
         faults=FaultPlan.from_file(faults) if faults else None,
     )
-    with _started(server, child):
+    with Lifetime(child=child) as lifetime, _started(server, child):
         if child or common.as_json:
             ready = {"master": server.master_target, "tier_folders": [str(tier) for tier in server.tier_folders]}
             click.echo(json.dumps(ready))
         else:
             click.echo(f"serving {folder} at alluxio://{server.master_target}/; Ctrl-C ends it")
-        if child:
-            threading.Thread(target=_watch_parent, args=(ended,), name="watch-parent", daemon=True).start()
-        ended.wait()
+        lifetime.wait()
 
 
 @contextmanager
@@ -126,14 +119,3 @@ def _started(server: EmbeddedServer, child: bool) -> Iterator[None]:
         yield
     finally:
         server.stop()
-
-
-def _end(ended: threading.Event, number: int, frame: FrameType | None) -> None:
-    ended.set()
-
-
-def _watch_parent(ended: threading.Event) -> None:
-    """Standard input ends when the parent does, however it dies."""
-    while os.read(0, 4096):
-        pass
-    ended.set()

@@ -119,8 +119,8 @@ class BlockWorker:
             yield pb.ReadResponse(chunk=pb.Chunk(data=piece))
             remaining -= len(piece)
             if cancelled is None and remaining > 0:
-                # Only now: a block that fits one chunk is answered before a half-close could matter, and
-                # small files are what the rate counts for.
+                # Only now, though a real block worker notices a half-close before the first chunk too: another
+                # thread for each small file made reads of them half as fast (450/s became 210/s).
                 cancelled = self._watch_for_half_close(requests)
 
     def _watch_for_half_close(self, requests: Iterator[pb.ReadRequest]) -> threading.Event:
