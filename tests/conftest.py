@@ -24,6 +24,7 @@ LEVEL_BUDGET_S = {
     "t4_mount": 120,
     "t5_daemon": 90,
     "contract": 60,
+    "faults": 120,
     "real": 600,
 }
 """Seconds a level may take; printed at the end, so that a level that grows is seen. Their sum without `real`
@@ -41,12 +42,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def expected_logs(request: pytest.FixtureRequest) -> log_noise.Declare:
-    """Declare noise that belongs to the test: `expected_logs(r"pattern", count=1)` (None = once or more)."""
+    """Declare noise that belongs to the test: `expected_logs(r"pattern", count=1)` (None = once or more; `optional`:
+    it may also stay away)."""
     expectations: list[log_noise.Expectation] = []
     request.node.stash[EXPECTATIONS] = expectations
 
-    def declare(pattern: str, *, count: int | None = None) -> None:
-        expectations.append(log_noise.Expectation(pattern, count))
+    def declare(pattern: str, *, count: int | None = None, optional: bool = False) -> None:
+        expectations.append(log_noise.Expectation(pattern, count, optional))
 
     return declare
 

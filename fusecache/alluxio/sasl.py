@@ -106,6 +106,7 @@ class SaslSession:
         call = stub(self._converse())
         self._cancel: Callable[[], object] = call.cancel
         self._calls.put(call)
+        call.add_done_callback(self._call_ended)
 
     def wait(self, timeout_s: float, target: str) -> None:
         """Until the server has accepted. AuthenticationOff, AuthenticationFailed, Unavailable or ProtocolError."""
@@ -123,6 +124,14 @@ class SaslSession:
     def close(self) -> None:
         """End the stream: the server forgets the id at once."""
         self._cancel()
+
+    def _call_ended(self, call: grpc.Call) -> None:
+        """Runs in a grpc thread. A call that fails before the opening is sent (connection refused or reset) never
+        resumes `_converse`: without this the login would wait out its whole limit instead of failing at once."""
+        if self._state is State.ASKED and call.code() is not grpc.StatusCode.OK and not self._decided.is_set():
+            assert isinstance(call, grpc.RpcError)
+            self._failure = call
+            self._decided.set()
 
     def _converse(self) -> Iterator[SaslMessage]:
         """Runs in grpcio's thread for the request side: sends the opening, then reads until the stream ends."""

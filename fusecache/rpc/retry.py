@@ -19,8 +19,9 @@ from fusecache.rpc.budget import Budget
 T = TypeVar("T")
 
 FIRST_PAUSE_S = 0.05
-LONGEST_PAUSE_S = 3.0
-"""Pauses as Alluxio's own client has them (alluxio.user.rpc.retry.base.sleep, max.sleep)."""
+LONGEST_PAUSE_S = 2.0
+"""The first as Alluxio's own client has it (alluxio.user.rpc.retry.base.sleep); its longest is 3 s, which together with
+the channel's reconnecting is more than the 5 s in which service has to be back."""
 
 
 def pause_s(
