@@ -80,4 +80,4 @@ async def test_operations_requests_are_counted_by_operation(tmp_path: Path) -> N
         for op in ("lookup", "getattr", "open", "read", "release"):
             assert seen[f"fusecache_requests_total{{op={op}}}"] == 1
             assert seen[f"fusecache_request_duration_seconds_count{{op={op}}}"] == 1
-        assert r.errors("setattr", "EROFS") == 1
+        assert r.errors("unlink", "EROFS") == 1

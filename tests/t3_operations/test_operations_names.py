@@ -101,7 +101,7 @@ async def test_operations_lookup_missing_name_is_an_answer_not_an_error(tmp_path
         asked = r.model.calls
         answer = await r.operations.lookup(ROOT, b"missing", CONTEXT)
         assert answer.st_ino == 0
-        assert 0 < answer.entry_timeout <= r.settings.negative_s
+        assert 0 < answer.entry_timeout <= r.settings.refresh_s
         assert r.model.calls == asked, "a fresh listing says it without a call"
 
 

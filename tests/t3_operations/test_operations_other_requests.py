@@ -13,6 +13,7 @@ import pytest
 
 from fusecache.alluxio.model import Capacity
 from fusecache.fs.hidden_folder import FOLDER_INODE, HiddenFolder
+from fusecache.fs.operations import Operations
 from tests.t3_operations.operations_rig import CONTEXT, ROOT, Rig, refused, rig
 
 WRITES: dict[str, tuple[Any, ...]] = {
@@ -37,6 +38,7 @@ async def test_operations_every_write_request_is_erofs(tmp_path: Path, request_n
     async with rig(tmp_path) as r:
         with refused(errno.EROFS):
             await getattr(r.operations, request_name)(*WRITES[request_name])
+        assert r.errors(request_name, "EROFS") == 1
 
 
 def test_operations_no_request_of_pyfuse3_is_forgotten() -> None:
@@ -44,16 +46,10 @@ def test_operations_no_request_of_pyfuse3_is_forgotten() -> None:
     inherited = {
         name
         for name, handler in vars(pyfuse3.Operations).items()
-        if callable(handler) and not name.startswith("_") and getattr(Operations_class(), name) is handler
+        if callable(handler) and not name.startswith("_") and getattr(Operations, name) is handler
     }
-    # init and stacktrace are no requests; poll and syncfs are refused with ENOSYS, which the kernel takes for "default".
+    # init and stacktrace are no requests; poll and syncfs answer ENOSYS, which the kernel takes for "the default".
     assert inherited <= {"init", "stacktrace", "poll", "syncfs"}
-
-
-def Operations_class() -> type[pyfuse3.Operations]:
-    from fusecache.fs.operations import Operations
-
-    return Operations
 
 
 async def test_operations_access_refuses_writing_only(tmp_path: Path) -> None:

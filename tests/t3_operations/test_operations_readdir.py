@@ -1,4 +1,4 @@
-"""READDIRPLUS without a kernel: the cookie is the inode, any reply may be the last, and nothing comes twice or never."""
+"""READDIRPLUS without a kernel: the cookie is the inode, any reply may be the last, nothing comes twice or never."""
 
 from __future__ import annotations
 
