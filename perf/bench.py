@@ -37,9 +37,7 @@ from tests.support.mounting import sha256_tree
 from tests.support.real_alluxio import RealAlluxio
 
 ROOT = Path(__file__).resolve().parents[1]
-WARM_UP_RUNS = 8
-"""At most; most rows agree after two or three."""
-WARM_EPOCHS = 2
+WARM_EPOCHS = 3
 MEBIBYTE = 1 << 20
 ROW_LIMIT_S = 600
 
@@ -161,9 +159,9 @@ class Bench:
         return float(answer["work"] / answer["seconds"] / row.scale)
 
     def warm_up(self, row: Row, system: System) -> list[float]:
-        """Until two runs agree within 10 %: JIT-compiled code, filled metadata caches."""
+        """Until two runs agree within 10 %, or the system's limit: JIT-compiled code, filled metadata caches."""
         rates: list[float] = []
-        limit = WARM_EPOCHS if row.name == "first-epoch" else WARM_UP_RUNS
+        limit = WARM_EPOCHS if row.name == "first-epoch" else system.warm_up_runs
         while len(rates) < limit:
             rates.append(self.measure(row, system, self.options.seed))
             if len(rates) >= 2 and agree(rates[-2], rates[-1]) and row.name != "first-epoch":

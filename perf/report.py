@@ -122,7 +122,8 @@ def sources(outcome: Outcome) -> list[str]:
 
 
 def warm_up(outcome: Outcome) -> list[str]:
-    """Which rows were measured although the last two warm-up runs differed by more than 10 %."""
+    """Which rows were measured although the last two warm-up runs differed by more than 10 %: noise, where the
+    runs do not rise; a JVM that was still compiling, where they do."""
     lines = []
     for row in outcome["rows"]:
         for name, agreed in row["agreed"].items():

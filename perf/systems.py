@@ -38,6 +38,8 @@ class System(Protocol):
     large: list[Path]
     reads_ufs: bool
     """Whether it can fetch what no block worker holds."""
+    warm_up_runs: int
+    """At most so many before a row is measured; fewer when two agree within 10 %."""
 
     def start(self, stack: ExitStack) -> None:
         """Mount; what must be undone goes on the stack."""
@@ -52,6 +54,7 @@ class Native:
     name = "native"
     setup = "the block worker's block files on the local file system, no FUSE"
     reads_ufs = False
+    warm_up_runs = 2
 
     def __init__(self, links: Path, large: list[Path]) -> None:
         self.root = links
@@ -70,6 +73,7 @@ class Bindfs:
 
     name = "bindfs"
     reads_ufs = False
+    warm_up_runs = 2
     options = ("-r", "--multithreaded", "-o", "kernel_cache,attr_timeout=7200,entry_timeout=7200")
 
     def __init__(self, links: Path, large: list[Path], mountpoint: Path) -> None:
@@ -101,6 +105,7 @@ class AlluxioFuse:
 
     name = "alluxio-fuse"
     reads_ufs = True
+    warm_up_runs = 8
 
     def __init__(self, cluster: RealAlluxio, mountpoint: Path) -> None:
         self.root = mountpoint
@@ -133,6 +138,7 @@ class Fusecache:
 
     name = "fusecache"
     reads_ufs = True
+    warm_up_runs = 4
 
     def __init__(self, cluster: RealAlluxio, mountpoint: Path, state: Path, flags: list[str]) -> None:
         self.root = mountpoint
