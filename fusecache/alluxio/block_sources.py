@@ -42,6 +42,10 @@ FRESH_LIST_AGE_S = 5.0
 """When all hints have failed the list of block workers is taken anew, but not more often than this."""
 
 
+PLACEMENT_WAIT_S = 5.0
+"""Longest wait for the master's word on where a block is now; the old hints and the under storage remain."""
+
+
 class StoragePolicy(NamedTuple):
     """What settings say about storing what was read."""
 
@@ -118,7 +122,8 @@ class BlockSources:
 
     def _located(self, block: Block, budget: Budget) -> Block:
         try:
-            return block._replace(locations=self._master.block_placement(block.block_id, budget).locations)
+            placed = self._master.block_placement(block.block_id, budget.part(PLACEMENT_WAIT_S))
+            return block._replace(locations=placed.locations)
         except NotFound:
             return block._replace(locations=())
         except UpstreamError as error:

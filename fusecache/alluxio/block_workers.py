@@ -34,6 +34,10 @@ LIST_AGE_S = 120.0
 """As Alluxio's own client (alluxio.user.worker.list.refresh.interval)."""
 
 
+REFRESH_WAIT_S = 2.0
+"""Longest wait for a newer list while there is an old one: reads go on when no master answers."""
+
+
 class Cluster(NamedTuple):
     """The block workers at one moment."""
 
@@ -141,7 +145,7 @@ class BlockWorkers:
 
     def _renew(self, old: Cluster | None, budget: Budget) -> Cluster:
         try:
-            workers = self._fetch(budget)
+            workers = self._fetch(budget if old is None else budget.part(REFRESH_WAIT_S))
         except UpstreamError as error:
             if old is None:
                 raise

@@ -143,6 +143,7 @@ class MasterClient:
                 message = next(listing.stream, None)
         except grpc.RpcError as error:
             listing.call.failed(error)
+            self._after_failure(listing.connection, error)
             raise Unavailable(f"{one_line(path)}: listing broke off: {to_error(error, listing.call.target)}") from error
         finally:
             listing.stream.cancel()
@@ -194,7 +195,7 @@ class MasterClient:
         except (grpc.RpcError, Unavailable) as error:
             self._after_failure(connection, error)
             raise
-        return _Listing(stream, call, first)
+        return _Listing(connection, stream, call, first)
 
     def _call(self, method: Method[Request, Answer], request: Request, budget: Budget, what: str) -> Answer:
         def attempt(seconds: float) -> Answer:
@@ -242,6 +243,7 @@ class MasterClient:
 class _Listing(NamedTuple):
     """A listing under way."""
 
+    connection: Connection
     stream: AnswerStream[files_pb2.ListStatusPResponse]
     call: OpenCall
     first: files_pb2.ListStatusPResponse | None

@@ -15,6 +15,11 @@ from typing import NamedTuple
 from fusecache.alluxio.model import Block, BlockWorkerInfo
 
 
+MAX_UFS_SOURCES = 3
+"""Block workers of one round that are asked to read the under storage: they all meet the same storage, so that a file
+that is gone need not be asked for on each of some hundred."""
+
+
 class Source(NamedTuple):
     """One way to get a block's bytes."""
 
@@ -59,7 +64,8 @@ def sources(
     if readable_from_ufs(block):
         held = {worker.worker_id for worker in holders}
         others = [worker for worker in workers if worker.worker_id not in held]
-        for worker in ufs_order(others, block.length, node_ids=node_ids, reserved_bytes=reserved_bytes, rng=rng):
+        ordered = ufs_order(others, block.length, node_ids=node_ids, reserved_bytes=reserved_bytes, rng=rng)
+        for worker in ordered[:MAX_UFS_SOURCES]:
             if worker.worker_id in suspects:
                 avoided.append(Source(worker, ufs=True))
             else:

@@ -27,6 +27,11 @@ class Budget:
         """True when nothing is left."""
         return self._clock.now() >= self._end
 
+    def part(self, limit_s: float) -> Budget:
+        """A budget of `limit_s` for one step, or of what is left when that is less: something else can still be tried
+        after it."""
+        return Budget(self._clock, min(limit_s, self.remaining_s()))
+
     def per_try_s(self, limit_s: float) -> float:
         """Deadline for one try: `limit_s`, or what is left when that is less (at least 1 ms)."""
         return max(0.001, min(limit_s, self.remaining_s()))

@@ -21,6 +21,9 @@ blocks. A hostile worker can't make us hold more than this per stream."""
 SEND_BYTES = 4 << 20
 """Largest message sent: a block worker refuses more (alluxio.worker.network.max.inbound.message.size)."""
 
+STREAM_WINDOW_BYTES = 4 << 20
+"""What a server may send of one stream before we have taken it; as Alluxio's reader buffer."""
+
 KEEPALIVE_S = 45
 """Servers punish pings more often than every 30 s (alluxio.*.network.permit.keepalive.time) by closing the
 connection; 45 s leaves room for their clock."""
@@ -50,6 +53,9 @@ def make_channel(
         ("grpc.initial_reconnect_backoff_ms", FIRST_RECONNECT_S * 1000),
         ("grpc.min_reconnect_backoff_ms", FIRST_RECONNECT_S * 1000),
         ("grpc.max_reconnect_backoff_ms", LONGEST_RECONNECT_S * 1000),
+        # First window of a stream; the default of 64 KiB cost round trips before grpc's own estimate had grown:
+        # 4 MiB fetches from a 2.9.3 block worker on the same machine went from 182 to 226 MB/s (medians of 6).
+        ("grpc.http2.lookahead_bytes", STREAM_WINDOW_BYTES),
         # Data and metadata connections, and those of two clients in one process, must not share a TCP stream.
         ("grpc.use_local_subchannel_pool", 1),
         # A cluster is reached directly; http_proxy in the environment is meant for the internet.
