@@ -10,11 +10,11 @@ Pure: no gRPC, no time, no threads of its own; `tampering` carries out what this
 or in YAML (`fusecache embedded FOLDER --faults FILE`):
 
     faults:
-      - on: ReadBlock
+      - method: ReadBlock
         worker: 0
         nth: 3
         cut_after: {bytes: 1234}
-      - on: GetStatus
+      - method: GetStatus
         error: {code: UNAVAILABLE, message: the master is going away}
 
 `nth` counts the calls that a rule matches, from 1; `times` is how many of them from there on are hit (with `nth`
@@ -244,7 +244,7 @@ class FaultPlan:
             raise UsageError(f"{path}: {exc}") from exc
 
     def _add(self, key: str, method: str, nth: Any, times: Any, worker: Any) -> FaultRule:
-        _one_of(f"{key}.on", method, MASTER_METHODS + WORKER_METHODS + SHARED_METHODS)
+        _one_of(f"{key}.method", method, MASTER_METHODS + WORKER_METHODS + SHARED_METHODS)
         for name, value in (("nth", nth), ("times", times)):
             if value is not None:
                 _at_least(f"{key}.{name}", value, 1, (int,))
@@ -259,14 +259,14 @@ class FaultPlan:
 
     def _add_entry(self, key: str, entry: Any) -> None:
         if not isinstance(entry, Mapping):
-            _refuse(key, entry, "a mapping with the key `on` and one kind of fault")
+            _refuse(key, entry, "a mapping with the key `method` and one kind of fault")
         for name in entry:
-            _one_of(f"{key} key", name, ("on", "nth", "times", "worker", *KINDS))
+            _one_of(f"{key} key", name, ("method", "nth", "times", "worker", *KINDS))
         kinds = [name for name in KINDS if name in entry]
         if len(kinds) != 1:
             _refuse(key, kinds, f"exactly one of {', '.join(KINDS)}")
         kind = kinds[0]
-        rule = self._add(key, entry.get("on", ""), entry.get("nth"), entry.get("times"), entry.get("worker"))
+        rule = self._add(key, entry.get("method", ""), entry.get("nth"), entry.get("times"), entry.get("worker"))
         arguments = {} if entry[kind] is None else entry[kind]
         if not isinstance(arguments, Mapping):
             _refuse(f"{key}.{kind}", arguments, f"a mapping with keys of {', '.join(_ARGUMENTS[kind])}")
