@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import grpc
@@ -26,7 +26,7 @@ from fusecache.alluxio.placement import Source
 from fusecache.alluxio.rpc_meter import RpcMeter
 from fusecache.alluxio.status import text_of
 from fusecache.clock import Clock
-from fusecache.errors import NotFound, Unavailable, UpstreamError
+from fusecache.errors import Unavailable, UpstreamError
 from fusecache.pb.alluxio.block_worker_pb2 import CacheResponse
 from fusecache.rpc.budget import Budget
 
@@ -37,6 +37,9 @@ REMEMBERED_REQUESTS = 10_000
 
 ASKED_AGAIN_S = 60.0
 """After this a block that still comes from the under storage is asked for again: the first call may have been lost."""
+
+REMEMBERED_HOLDERS = 100_000
+"""Blocks that were stored because this client read them: known here before a listing shows it."""
 
 FRESH_LIST_AGE_S = 5.0
 """When all hints have failed the list of block workers is taken anew, but not more often than this."""
@@ -67,14 +70,18 @@ class BlockSources:
         meter: RpcMeter,
         clock: Clock,
         rng: random.Random,
+        stored_here: Callable[[Block], None],
     ) -> None:
+        """`stored_here` is told of a block that this node's block worker has stored because it was read."""
         self._master = master
         self._workers = workers
         self._policy = policy
         self._meter = meter
         self._clock = clock
         self._rng = rng
+        self._stored_here = stored_here
         self._requested: OrderedDict[int, float] = OrderedDict()
+        self._holders: OrderedDict[int, int] = OrderedDict()
 
     def find(self, block: Block, budget: Budget, *, fresh: bool) -> Iterator[Source]:
         """Sources of `block`, best first. `fresh` asks the master where it is now."""
@@ -83,6 +90,9 @@ class BlockSources:
             cluster = self._workers.cluster(budget, max_age_s=FRESH_LIST_AGE_S)
         else:
             cluster = self._workers.cluster(budget)
+            holder = self._holders.get(block.block_id)
+            if holder is not None and holder not in block.locations:
+                block = block._replace(locations=(*block.locations, holder))
         return placement.sources(
             block,
             cluster.workers,
@@ -104,6 +114,8 @@ class BlockSources:
     def served(self, source: Source, block: Block, *, stored: bool) -> None:
         """Have the block stored where the settings want it, if it is not."""
         self._workers.trust(source.worker)
+        if source.ufs and stored:
+            self._remember_holder(block, source.worker.worker_id)
         if not self._policy.store or not placement.readable_from_ufs(block):
             return
         target = self._store_at(source, stored=stored)
@@ -121,14 +133,14 @@ class BlockSources:
         call.when_done(_settle)
 
     def _located(self, block: Block, budget: Budget) -> Block:
+        """The block with what the master knows now; the old hints come after it, because a block worker that has just
+        failed or restarted may be missing from the answer and have the block all the same."""
         try:
-            placed = self._master.block_placement(block.block_id, budget.part(PLACEMENT_WAIT_S))
-            return block._replace(locations=placed.locations)
-        except NotFound:
-            return block._replace(locations=())
+            known = self._master.block_placement(block.block_id, budget.part(PLACEMENT_WAIT_S)).locations
         except UpstreamError as error:
             log.debug("no fresh locations", block=block.block_id, reason=str(error))
             return block
+        return block._replace(locations=(*known, *(i for i in block.locations if i not in known)))
 
     def _store_at(self, source: Source, *, stored: bool) -> BlockWorkerInfo | None:
         cluster = self._workers.known()
@@ -138,6 +150,15 @@ class BlockSources:
                 if worker.worker_id in cluster.node_ids:
                     return worker
         return source.worker if source.ufs and not stored else None
+
+    def _remember_holder(self, block: Block, worker_id: int) -> None:
+        self._holders[block.block_id] = worker_id
+        if len(self._holders) > REMEMBERED_HOLDERS:
+            with contextlib.suppress(KeyError):  # another thread has emptied it
+                self._holders.popitem(last=False)
+        cluster = self._workers.known()
+        if cluster is not None and worker_id in cluster.node_ids:
+            self._stored_here(block)
 
     def _first_request(self, block_id: int) -> bool:
         now = self._clock.now()

@@ -96,12 +96,13 @@ class SourceFailed(Exception):
         """Asking the same source again can't help."""
 
 
-def read_request(block: Block, offset: int, length: int, options: ReadOptions) -> ReadRequest:
+def read_request(block: Block, offset: int, length: int, options: ReadOptions, *, ufs: bool) -> ReadRequest:
     """The first message of a ReadBlock call. Pure.
 
-    Options for the under storage are sent whenever the block may be read from there, also to a holder: ignored while
-    it has the block, they save a round trip when it has just evicted it. The worker stores a block it reads only when
-    it is read whole; asking for that with a part would make it write a temporary block and throw it away.
+    `ufs`: the under storage is meant, and its options are sent. A holder gets none: one that has evicted the block
+    must say NOT_FOUND, not quietly fetch bytes that may be a newer version's (the caller confirms what came from the
+    under storage, so it has to know). The worker stores a block it reads only when it is read whole; asking for that
+    with a part would make it write a temporary block and throw it away.
     """
     request = ReadRequest(
         block_id=block.block_id,
@@ -111,7 +112,7 @@ def read_request(block: Block, offset: int, length: int, options: ReadOptions) -
         chunk_size=max(1, min(options.chunk_bytes, MAX_CHUNK_BYTES)),
         position_short=False,
     )
-    if readable_from_ufs(block):
+    if ufs and readable_from_ufs(block):
         whole = offset == 0 and length == block.length
         request.open_ufs_block_options.CopyFrom(ufs_options(block, no_cache=not (options.store and whole)))
     return request
@@ -183,7 +184,7 @@ class _Attempt:
         self._watch = watch
         self._empty = 0
         self._over = False
-        request = read_request(block, offset, end - offset, options)
+        request = read_request(block, offset, end - offset, options, ufs=source.ufs)
         self._chunk_limit = request.chunk_size
         self.stores = bool(request.HasField("open_ufs_block_options") and not request.open_ufs_block_options.no_cache)
         self._requests = _Requests(request)
@@ -297,7 +298,7 @@ class BlockStream:
         """Block offset of the next byte that `read` gives."""
         self.end = offset + length
         self.source = "block_worker"
-        """Where the last bytes came from: block_worker or ufs."""
+        """Where the bytes came from: block_worker, or ufs once any of them came from there."""
         self._block = block
         self._sources = sources
         self._options = options
@@ -311,6 +312,8 @@ class BlockStream:
         self._candidates: Iterator[Source] | None = None
         self._rounds = 0
         self._errors: list[SourceFailed] = []
+        self._last_reason = "no source answered"
+        self._may_come_back = False
         self._closed = False
 
     def start(self, budget: Budget) -> None:
@@ -378,10 +381,7 @@ class BlockStream:
             if self._closed:
                 raise Unavailable(f"block {self._block.block_id}: stream was closed")
             if budget.spent():
-                raise Unavailable(
-                    f"block {self._block.block_id}: {budget.total_s:g} s spent at byte {self._received}:"
-                    f" {self._reason()}"
-                )
+                raise self._too_late(budget)
             source: Source | None = None
             try:
                 if self._attempt is None:
@@ -390,11 +390,12 @@ class BlockStream:
                 source = self._attempt.source
                 chunk = self._attempt.next_chunk(budget)
             except SourceFailed as failure:
-                if source is not None:
+                if source is not None and not self._closed:
                     self._source_failed(source, failure)
                 continue
             self._received += len(chunk)
-            self.source = source.kind
+            if source.ufs:
+                self.source = source.kind
             self._errors.clear()
             return chunk
 
@@ -426,25 +427,26 @@ class BlockStream:
             source = next(self._candidates, None)
             if source is not None:
                 return source
+            if not self._errors and self._block.locations:
+                self._may_come_back = True  # those who held it are not in the cluster at the moment
             self._end_round(budget)
 
     def _end_round(self, budget: Budget) -> None:
-        """Every candidate of this round failed (or there was none). Raises when another round can't help."""
+        """Every candidate of this round failed (or there was none). Raises when another round can't help.
+
+        The first round used the hints of an old listing; the second one asks the master. Only then is "nobody has it"
+        or "everybody refuses" an answer, and not while a source that was there may come back.
+        """
         self._candidates = None
         self._rounds += 1
-        # The first round used the hints of an old listing; the second one asks the master. Only then is "nobody has it"
-        # or "everybody refuses" an answer.
-        if self._rounds >= 2 and all(failure.final for failure in self._errors):
-            raise self._verdict()
         if self._rounds >= 2:
-            self._clock.sleep(min(budget.remaining_s(), self._pause_s()))
-        if budget.spent():
-            raise Unavailable(f"block {self._block.block_id}: no source within {budget.total_s:g} s: {self._reason()}")
-        if self._rounds >= 2:
+            if not self._may_come_back and all(failure.final for failure in self._errors):
+                raise self._verdict()
+            pause = pause_s(self._rounds - 1, self._rng, first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S)
+            self._clock.sleep(min(budget.remaining_s(), pause))
             self._errors.clear()
-
-    def _pause_s(self) -> float:
-        return pause_s(self._rounds - 1, self._rng, first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S)
+        if budget.spent():
+            raise self._too_late(budget)
 
     def _source_failed(self, source: Source, failure: SourceFailed) -> None:
         attempt, self._attempt = self._attempt, None
@@ -454,6 +456,9 @@ class BlockStream:
             self._meter.rejected(failure.error.what)
         self._meter.source_failed(source.kind)
         self._errors.append(failure)
+        self._last_reason = str(failure)
+        if not failure.final:
+            self._may_come_back = True
         self._sources.failed(source, failure.error)
 
     def _verdict(self) -> UpstreamError:
@@ -467,8 +472,11 @@ class BlockStream:
                 return failure.error
         return self._errors[-1].error
 
-    def _reason(self) -> str:
-        return str(self._errors[-1]) if self._errors else "no source answered"
+    def _too_late(self, budget: Budget) -> Unavailable:
+        return Unavailable(
+            f"block {self._block.block_id}: nothing within {budget.total_s:g} s at byte {self._received}:"
+            f" {self._last_reason}"
+        )
 
     def _complete(self, attempt: _Attempt) -> None:
         self._attempt = None

@@ -70,6 +70,7 @@ class BlockWorkers:
         self._checked: set[str] = set()
         self._set_up = threading.Lock()
         self._suspect_until_s: dict[int, float] = {}
+        self._warned_s: dict[int, float] = {}
 
     def cluster(self, budget: Budget, *, max_age_s: float = LIST_AGE_S) -> Cluster:
         """The block workers, at most `max_age_s` old when the master answers."""
@@ -106,9 +107,11 @@ class BlockWorkers:
 
     def suspect(self, worker: BlockWorkerInfo, reason: str) -> None:
         """`worker` failed in a way that another request would meet too."""
-        if worker.worker_id not in self._suspect_until_s:
+        now = self._clock.now()
+        if now - self._warned_s.get(worker.worker_id, -SUSPECT_S) >= SUSPECT_S:
+            self._warned_s[worker.worker_id] = now
             log.warning("block worker failed", target=worker.address.target, reason=reason)
-        self._suspect_until_s[worker.worker_id] = self._clock.now() + SUSPECT_S
+        self._suspect_until_s[worker.worker_id] = now + SUSPECT_S
 
     def trust(self, worker: BlockWorkerInfo) -> None:
         """`worker` has just served bytes."""

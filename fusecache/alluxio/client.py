@@ -12,7 +12,9 @@ were found; it caches no metadata and no bytes.
 
 from __future__ import annotations
 
+import contextlib
 import getpass
+import math
 import os
 import random
 from collections.abc import Iterator, Sequence
@@ -42,12 +44,15 @@ from fusecache.alluxio.sasl import Login, check_login
 from fusecache.alluxio.status import to_error
 from fusecache.clock import Clock
 from fusecache.config.settings import ClusterConfig, Settings
-from fusecache.errors import NotFound, Unavailable
+from fusecache.errors import NotFound, Unavailable, UpstreamError
 from fusecache.metrics import Metrics
 from fusecache.rpc.budget import Budget
 from fusecache.rpc.channel import BLOCK_WORKER_RECEIVE_BYTES, MASTER_RECEIVE_BYTES
 from fusecache.rpc.stall_watch import StallWatch
 from fusecache.rpc.tls import TlsFiles, load_credentials
+
+LEARN_PAUSE_S = 60.0
+"""A block worker whose folders are not visible here is asked again after this time: they may be mounted later."""
 
 
 class AlluxioClient:
@@ -90,6 +95,7 @@ class AlluxioClient:
             meter=self._meter,
             clock=clock,
             rng=rng,
+            stored_here=self._learn_from,
         )
         self._loader = Loader(
             self._workers,
@@ -99,6 +105,7 @@ class AlluxioClient:
             clock=clock,
             rng=rng,
         )
+        self._learn_again_at = -math.inf
         self._local = LocalBlocks(cluster.tier_folders, enabled=settings.zero_rpc_reads)
         self._watch = StallWatch(clock)
         self._options = ReadOptions(
@@ -202,6 +209,17 @@ class AlluxioClient:
         if descriptor is not None:
             self._local.learn(folder)
         return descriptor
+
+    def _learn_from(self, block: Block) -> None:
+        """This node's block worker has just stored a block: ask it, once, where its block files lie."""
+        now = self._clock.now()
+        if self._local.folders or not self._settings.zero_rpc_reads or now < self._learn_again_at:
+            return
+        self._learn_again_at = now + LEARN_PAUSE_S
+        with contextlib.suppress(UpstreamError):  # the block was read; that its folder is not known costs later reads
+            descriptor = self.learn_local(block._replace(locations=()), Budget(self._clock, self._settings.rpc_try_s))
+            if descriptor is not None:
+                os.close(descriptor)
 
     def close(self) -> None:
         """End every call and close every connection."""

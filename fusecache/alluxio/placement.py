@@ -1,6 +1,7 @@
 """Which block worker to ask for a block, and which one to have it loaded by. Pure: values in, values out.
 
-Reading: block workers that hold the block, this node's first; then the under storage through one chosen as
+Reading: block workers that hold the block, this node's first; then the under storage through one (a supposed holder
+too: it may have evicted the block) chosen as
 Alluxio's LocalFirstAvoidEvictionPolicy does: of those with room for the block beside `reserved_bytes`, this node's,
 else a random one; when none has room, the same among all that could ever hold it. Those that failed lately come
 last, never not at all: all may have failed lately.
@@ -13,7 +14,6 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from fusecache.alluxio.model import Block, BlockWorkerInfo
-
 
 MAX_UFS_SOURCES = 3
 """Block workers of one round that are asked to read the under storage: they all meet the same storage, so that a file
