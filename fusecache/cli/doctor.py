@@ -40,6 +40,7 @@ def doctor(context: click.Context, target: str | None, common: Common, flags: di
       fusecache doctor alluxio://m1:19998,m2:19998/imagenet
       fusecache doctor /mnt/imagenet --json
     """
+    common.quiet_logs()
     configuration = common.configuration(flags)
     checks = list(_checks(configuration, target))
     failed = any(check.verdict == "fail" for check in checks)

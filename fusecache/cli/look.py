@@ -43,6 +43,7 @@ def ls(source: str, sync: bool, common: Common, flags: dict[str, Any]) -> None:
     from fusecache.config.units import approximate_size
     from fusecache.daemon.cluster_access import open_cluster
 
+    common.quiet_logs()
     configuration = common.configuration(flags)
     cluster, folder, path = configuration.resolve(source)
     sync_interval_ms = AT_ONCE_MS if sync else NEVER_MS
@@ -83,6 +84,7 @@ def stat(source: str, sync: bool, common: Common, flags: dict[str, Any]) -> None
     from fusecache.alluxio.model import block_id_of
     from fusecache.daemon.cluster_access import open_cluster
 
+    common.quiet_logs()
     configuration = common.configuration(flags)
     cluster, folder, path = configuration.resolve(source)
     with open_cluster(cluster, folder, configuration.settings) as access:

@@ -33,19 +33,19 @@ class Common(NamedTuple):
     log_level: LogLevel | None
 
     def configuration(self, flags: dict[str, Any] | None = None) -> Configuration:
-        """File, environment and flags together. UsageError names what is wrong.
-
-        Also sets logging up for a command that ends soon: errors only, unless --log-level asks for more.
-        """
-        from fusecache import logs
+        """File, environment and flags together. UsageError names what is wrong."""
         from fusecache.config.load import load
-
-        logs.configure(self.log_level or "error")
 
         given = dict(flags or {})
         if self.log_level is not None:
             given["log_level"] = self.log_level
         return load(self.config, os.environ, given)
+
+    def quiet_logs(self) -> None:
+        """Logging of a command that ends soon: errors only, unless --log-level asks for more."""
+        from fusecache import logs
+
+        logs.configure(self.log_level or "error")
 
 
 def everywhere(function: Function) -> Function:
