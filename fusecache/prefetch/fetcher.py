@@ -4,8 +4,7 @@ A read that no local block file can answer asks `read(block, start, end)`. Bytes
 `ReadBuffer`; a range in flight is waited for; anything else starts a fetch of its `FetchWindow`, in a thread of the
 data pool, in a task of the fetcher's own nursery, so that a caller that goes away takes nothing from the others.
 Sequential readers keep a `BlockStream` open to the block's end and go on reading from it: the block worker sends
-ahead, and a block read from byte 0 to its end is stored in Alluxio without another call. What was read from the
-under storage in pieces is asked for with Cache instead, once a block.
+ahead, and a block read from byte 0 to its end is stored in Alluxio without another call.
 
 After bytes came from the under storage the id is confirmed (`confirm`, one GetStatus): a file that Alluxio has
 seen replaced would otherwise answer with the new file's bytes under the old id.
@@ -60,10 +59,6 @@ class BlockSource(Protocol):
         """Start reading a range."""
         ...
 
-    def cache(self, block: Block, budget: Budget) -> None:
-        """Ask for the block to be stored."""
-        ...
-
 
 class _Slot:
     """A stream kept open for a sequential reader."""
@@ -98,7 +93,6 @@ class Fetcher:
         self._windows: dict[int, FetchWindow] = {}
         self._slots: dict[int, list[_Slot]] = {}
         self._slot_count = 0
-        self._cache_asked: set[int] = set()
         self._nursery: trio.Nursery | None = None
         self._bytes = {
             name: metrics.counter("fusecache_read_bytes_total", source=name)
@@ -153,7 +147,6 @@ class Fetcher:
         """Nobody has the block open any more, or it is a local file now: drop its bytes and streams."""
         self.buffer.drop_block(block_id)
         self._windows.pop(block_id, None)
-        self._cache_asked.discard(block_id)
         for slot in self._slots.pop(block_id, ()):
             self._slot_count -= 1
             self._close(slot)
@@ -212,8 +205,6 @@ class Fetcher:
             stream.close()
         if stream.source == "ufs":
             confirm()
-            if len(data) < block.length:
-                self._ask_cache(block, budget)
         return data, stream.source
 
     def _fetch_on(
@@ -233,22 +224,10 @@ class Fetcher:
             raise
         if stream.source == "ufs":
             confirm()
-            if extent.start > 0 and extent.end == block.length:
-                self._ask_cache(block, budget)
         if extent.end == block.length:
             stream.close()
             slot.stream = None
         return data, stream.source
-
-    def _ask_cache(self, block: Block, budget: Budget) -> None:
-        if self._settings.read_type != "cache" or block.block_id in self._cache_asked:
-            return
-        self._cache_asked.add(block.block_id)
-        try:
-            self._source.cache(block, budget)
-        except UpstreamError as error:
-            # The bytes are there already; that the block is not stored costs the next reader, not this one.
-            log.info("block worker did not take a cache request", block_id=block.block_id, error=str(error))
 
     def _slot_for(self, block: Block, extent: Extent, fetch: Fetch) -> _Slot | None:
         slots = self._slots.setdefault(block.block_id, [])

@@ -63,7 +63,6 @@ class FakeClient:
         self.streams: list[FakeStream] = []
         self.fetched: list[tuple[int, int]] = []
         """Ranges given, from the block's start, in the order of the reads."""
-        self.cached: list[int] = []
         self.learned: list[int] = []
         self.fail_reads = False
         self.gate: threading.Event | None = None
@@ -95,9 +94,6 @@ class FakeClient:
         stream = FakeStream(self, self.block_bytes(block.block_id)[offset : offset + length], self.source, offset)
         self.streams.append(stream)
         return stream
-
-    def cache(self, block: Block, budget: Budget) -> None:
-        self.cached.append(block.block_id)
 
 
 class FakeContext:
@@ -293,16 +289,6 @@ async def test_reader_superseded_id_never_names_the_under_storage(tmp_path: Path
         assert reader.block(0).ufs_path == b"/ufs/file"
         context.dead = True
         assert reader.block(0).ufs_path is None
-
-
-async def test_reader_partial_under_storage_read_asks_for_the_block_once(tmp_path: Path) -> None:
-    content = content_of(32 * MIB)
-    client = FakeClient(content, 64 * MIB, tmp_path, source="ufs")
-    async with readers_over(client, FakeContext(), Metrics()) as readers:
-        reader = readers.open(entry_of(content, 64 * MIB, locations=False))
-        for offset in (20 * MIB, 9 * MIB, 27 * MIB):
-            await reader.read(offset, 4096)
-    assert client.cached == [block_id_of(FILE_ID, 0)]
 
 
 async def test_reader_incomplete_file_can_not_be_opened(tmp_path: Path) -> None:
