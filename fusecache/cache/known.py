@@ -355,6 +355,23 @@ class Known:
                 folder.dead = True
                 self.agenda.drop(inode)
 
+    def bury(self, entry: Entry) -> None:
+        """An entry that only the overlay had is dead."""
+        self.overlay.drop(entry.inode)
+        if entry.folder:
+            self.bury_folder(entry.inode)
+
+    def bury_folder(self, inode: int) -> None:
+        """A folder is dead, and so is what the overlay has below it (the store's part is swept)."""
+        dead = [inode]
+        while dead:
+            folder = dead.pop()
+            self.forget_folders([folder])
+            for known in self.overlay.of_folder(folder):
+                self.overlay.drop(known.entry.inode)
+                if known.entry.folder:
+                    dead.append(known.entry.inode)
+
     def forget_everything(self) -> None:
         """The store was emptied."""
         self.forget_folders(list(self._folders))

@@ -95,9 +95,14 @@ class Intake:
         else:
             same = array("Q")
             with self._store.read() as txn:
-                children, shelf = self._store.tables.children, self._old.shelf
+                children, parents = self._store.tables.children, self._store.tables.parents
+                shelf, folder_key = self._old.shelf, id_key(self._folder)
                 for inode, found in pieces:
-                    if txn.get(child_key(shelf, inode), db=children) == found:
+                    # An equal record is not enough: another folder may have claimed the inode meanwhile.
+                    if (
+                        txn.get(child_key(shelf, inode), db=children) == found
+                        and txn.get(id_key(inode), db=parents) == folder_key
+                    ):
                         same.append(inode)
                     elif inode not in self._changed:
                         self._changed[inode] = found

@@ -106,7 +106,7 @@ class Loader:
             if not self._listed_since(parent, asked_at):
                 before = overlay.child(parent, name)
                 if before is not None:
-                    overlay.drop(before.entry.inode)
+                    known.bury(before.entry)
                     self._pusher.push_changes([Change("removed", parent, name, before.entry.inode)], known.find(parent))
                 overlay.put_missing(parent, name)
             raise
@@ -123,6 +123,7 @@ class Loader:
         overlay.put(entry, asked_at)
         if before_entry is not None:
             if before_entry.inode != entry.inode:
+                known.bury(before_entry)
                 self._pusher.push_changes([Change("replaced", parent, name, before_entry.inode)], known.find(parent))
             elif not same_attributes(before_entry, entry):
                 self._pusher.push_changes([Change("attributes", parent, name, entry.inode)], None)
@@ -156,7 +157,7 @@ class Loader:
 
     def _listed_since(self, inode: int, asked_at: float) -> bool:
         state = self._known.folder(inode).state
-        return state is not None and state.boot == self._known.store.boot and state.asked_at > asked_at
+        return state is not None and state.boot == self._known.store.boot and state.asked_at >= asked_at
 
     # ---- folders ----
 
@@ -209,7 +210,7 @@ class Loader:
             self._somebody_answered()
             if inode == ROOT:
                 raise
-            known.forget_folders([inode])
+            known.bury_folder(inode)
             raise StaleId(f"folder {path!r} is gone") from exc
         except (UpstreamError, StateError):
             self._failed.inc()
@@ -270,7 +271,8 @@ class Loader:
         """A listing is in the store: make memory agree, and send out what changed."""
         known, inode = self._known, folder.inode
         known.landed(folder, committed.state, touched=committed.touched)
-        known.forget_folders(committed.dead_folders)
+        for dead in committed.dead_folders:
+            known.bury_folder(dead)
         # Nobody can have kept anything of a listing that was the first.
         diff = Diff() if committed.first or committed.diff is None else committed.diff
         for change in self._merge_overlay(folder, committed.state.asked_at, incomplete, diff):
@@ -299,6 +301,8 @@ class Loader:
         further: list[Change] = []
         for entry in older:
             now = known.listed_child(folder, entry.name)
+            if entry.folder and (now is None or now.inode != entry.inode):
+                known.bury_folder(entry.inode)
             if now is None:
                 further.append(Change("removed", inode, entry.name, entry.inode))
             elif now.inode != entry.inode:

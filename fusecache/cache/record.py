@@ -15,6 +15,7 @@ import struct
 from typing import Final, NamedTuple
 
 from fusecache.alluxio.model import FileStatus
+from fusecache.errors import StateError
 
 RECORD_VERSION: Final = 1
 """First byte of every record; another one is a `RecordError`."""
@@ -32,7 +33,7 @@ _HEAD = struct.Struct("<BBHQQqqBBBH")
 _FOLDER, _COMPLETED, _PERSISTED, _UFS_TIER, _MOUNT_POINT, _LOCATIONS, _ODD_BLOCK_COUNT = (1 << bit for bit in range(7))
 
 
-class RecordError(ValueError):
+class RecordError(StateError):
     """Bytes that are no record of this version, or an entry that can't be written as one."""
 
 

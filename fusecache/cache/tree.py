@@ -314,7 +314,8 @@ class MetadataTree:
             except StateError as exc:
                 log.warning("the metadata store can't be swept", error=str(exc))
             else:
-                self._known.forget_folders(dead)
+                for inode in dead:
+                    self._known.bury_folder(inode)
 
     def _want_sweep(self) -> None:
         self._sweep_wanted.set()
