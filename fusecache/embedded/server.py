@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -230,7 +231,7 @@ class EmbeddedServer:
         interceptors: list[grpc.ServerInterceptor] = []
         if self.auth == "simple":
             authentication = Authentication(self._impersonators)
-            self.authentications.append(authentication)
+            self.authentications.insert(0 if number == MASTER else number, authentication)
             interceptors.append(authentication)
             handlers = [*handlers, authentication.service()]
         if self._faults is not None or self._rewrite is not None:
@@ -248,10 +249,8 @@ class EmbeddedServer:
                 ("grpc.keepalive_permit_without_calls", 1),
             ],
         )
-        try:
-            port: int = server.add_insecure_port(target)
-        except RuntimeError as exc:
-            raise UsageError(f"port of {target!r} can't be bound: is another program using it?") from exc
+        _check_free(target)
+        port: int = server.add_insecure_port(target)
         server.start()
         self._servers.append(server)
         return port
@@ -280,3 +279,15 @@ class EmbeddedServer:
             "alluxio.worker.tieredstore.levels": "1",
             "alluxio.worker.tieredstore.level0.alias": "SSD",
         }
+
+
+def _check_free(target: str) -> None:
+    """UsageError when the port can't be bound; gRPC itself would only print several lines and raise RuntimeError."""
+    host, _, port = target.rpartition(":")
+    with socket.socket() as probe:
+        # As gRPC does: connections of an earlier server that still linger are no obstacle.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, int(port)))
+        except OSError as exc:
+            raise UsageError(f"port {target!r} can't be bound: {exc.strerror}; name another one, or 0") from exc

@@ -177,7 +177,7 @@ def _shut_down(peer: str) -> None:
 
     gRPC has no such call: the connection is found among this process's sockets by its peer's address.
     """
-    address = unquote(peer).rpartition(":")[0].partition(":")[2].strip("[]"), int(peer.rpartition(":")[2])
+    host, _, port = unquote(peer).partition(":")[2].rpartition(":")
     for descriptor in os.listdir("/proc/self/fd"):
         try:
             if not os.readlink(f"/proc/self/fd/{descriptor}").startswith("socket:"):
@@ -186,6 +186,7 @@ def _shut_down(peer: str) -> None:
         except OSError:
             continue  # closed meanwhile
         with socket.socket(fileno=copy) as candidate, contextlib.suppress(OSError):
-            # OSError: not connected.
-            if candidate.getpeername()[:2] == address:
+            # OSError: not connected. gRPC's sockets are IPv6 ones that show IPv4 as ::ffff:127.0.0.1.
+            found = candidate.getpeername()
+            if (found[0].removeprefix("::ffff:"), str(found[1])) == (host.strip("[]"), port):
                 candidate.shutdown(socket.SHUT_RDWR)

@@ -13,8 +13,9 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -73,6 +74,14 @@ def replace(path: Path, data: bytes) -> None:
     fresh = path.with_name(f".{uuid.uuid4().hex}.new")
     fresh.write_bytes(data)
     os.replace(fresh, path)
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    """Poll until a condition holds; AssertionError when it does not in time."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"condition did not hold within {timeout_s} s"
+        time.sleep(0.01)
 
 
 def common_options(sync_interval_ms: int = -1) -> FileSystemMasterCommonPOptions:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import queue
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -28,7 +27,7 @@ from fusecache.pb.alluxio.block_worker_pb2 import (
 )
 from fusecache.pb.alluxio.file_system_master_pb2 import FileInfo, FreePOptions, FreePRequest
 from fusecache.pb.alluxio.protocol_pb2 import OpenUfsBlockOptions
-from tests.support.embedded import WireClient, common_options, embedded_server, read_request, replace
+from tests.support.embedded import WireClient, common_options, embedded_server, read_request, replace, wait_until
 
 BLOCK = 4096
 NEVER_FREED: dict[str, float | None] = {"free_after_s": None}
@@ -41,11 +40,16 @@ def source(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.fixture(params=[True, False], ids=["links", "copies"])
+both_ways = pytest.mark.parametrize("server", [True, False], indirect=True, ids=["links", "copies"])
+"""Where it matters whether blocks are links or copies."""
+
+
+@pytest.fixture
 def server(source: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[EmbeddedServer]:
-    """Two block workers; blocks of 4 KiB; once with hard links and once without."""
+    """Two block workers; blocks of 4 KiB, hard links unless a test says `both_ways`."""
+    link = getattr(request, "param", True)
     with embedded_server(
-        source, tmp_path / "state", block_workers=2, block_size=BLOCK, link_blocks=request.param, free_after_s=0.05
+        source, tmp_path / "state", block_workers=2, block_size=BLOCK, link_blocks=link, free_after_s=0.05
     ) as running:
         yield running
 
@@ -81,17 +85,11 @@ def code(failure: pytest.ExceptionInfo[grpc.RpcError]) -> grpc.StatusCode:
     return found
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline, "condition did not come true"
-        time.sleep(0.01)
-
-
 def no_temporary_files(server: EmbeddedServer) -> bool:
     return not any(any((tier / "alluxioworker" / ".tmp_blocks").iterdir()) for tier in server.tier_folders)
 
 
+@both_ways
 @pytest.mark.parametrize("size", [1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK - 1, 3 * BLOCK, 3 * BLOCK + 1])
 def test_whole_file_read_cold_and_warm_equals_its_bytes(
     server: EmbeddedServer, master: WireClient, workers: list[WireClient], source: Path, size: int
@@ -107,6 +105,7 @@ def test_whole_file_read_cold_and_warm_equals_its_bytes(
     assert no_temporary_files(server)
 
 
+@both_ways
 def test_block_is_committed_before_the_stream_ends(
     server: EmbeddedServer, master: WireClient, workers: list[WireClient], source: Path
 ) -> None:
@@ -121,6 +120,7 @@ def test_block_is_committed_before_the_stream_ends(
     assert block_file(server, info.blockIds[0], 1).exists()
 
 
+@both_ways
 @pytest.mark.parametrize(("offset", "length"), [(10, 5), (0, 5), (0, BLOCK - 1), (1, BLOCK - 1)])
 def test_partial_read_gives_the_bytes_and_caches_nothing(
     server: EmbeddedServer,
@@ -138,6 +138,7 @@ def test_partial_read_gives_the_bytes_and_caches_nothing(
     assert no_temporary_files(server)
 
 
+@both_ways
 def test_no_cache_read_caches_nothing(
     server: EmbeddedServer, master: WireClient, workers: list[WireClient], source: Path
 ) -> None:
@@ -335,6 +336,7 @@ def cache(server: EmbeddedServer, client: WireClient, info: FileInfo, source_wor
     client.worker.Cache(request, metadata=client.metadata)
 
 
+@both_ways
 @pytest.mark.parametrize("wait", [True, False], ids=["sync", "async"])
 def test_cache_from_itself_reads_the_source(
     server: EmbeddedServer, master: WireClient, workers: list[WireClient], source: Path, wait: bool
@@ -348,6 +350,7 @@ def test_cache_from_itself_reads_the_source(
     assert not block_file(server, info.blockIds[0], 1).exists()
 
 
+@both_ways
 @pytest.mark.parametrize("held", [True, False], ids=["held", "not held"])
 def test_cache_from_another_worker_leaves_the_block_on_both(
     server: EmbeddedServer, master: WireClient, workers: list[WireClient], source: Path, held: bool
@@ -393,6 +396,7 @@ def load(client: WireClient, *pieces: tuple[FileInfo, int]) -> LoadResponse:
     return answer
 
 
+@both_ways
 def test_load_makes_blocks_local(
     server: EmbeddedServer, master: WireClient, workers: list[WireClient], source: Path
 ) -> None:
@@ -455,6 +459,7 @@ def test_block_info_of_a_current_block_and_of_none(master: WireClient, workers: 
 # -- the source changes ------------------------------------------------------------------------------------
 
 
+@both_ways
 def test_unnoticed_change_mixes_old_and_new_under_one_id(
     master: WireClient, workers: list[WireClient], source: Path
 ) -> None:
@@ -466,6 +471,7 @@ def test_unnoticed_change_mixes_old_and_new_under_one_id(
     assert read(workers[0], read_request(info, 1)) == b"b" * BLOCK
 
 
+@both_ways
 def test_superseded_id_uncached_gives_the_new_bytes(
     master: WireClient, workers: list[WireClient], source: Path
 ) -> None:
@@ -476,6 +482,7 @@ def test_superseded_id_uncached_gives_the_new_bytes(
     assert read(workers[0], read_request(old)) == b"new"
 
 
+@both_ways
 def test_shrunk_file_ends_early_without_an_error_and_is_not_cached(
     server: EmbeddedServer, master: WireClient, workers: list[WireClient], source: Path
 ) -> None:
@@ -490,6 +497,7 @@ def test_shrunk_file_ends_early_without_an_error_and_is_not_cached(
     assert no_temporary_files(server)
 
 
+@both_ways
 def test_grown_file_is_read_to_its_old_length(
     server: EmbeddedServer, master: WireClient, workers: list[WireClient], source: Path
 ) -> None:
@@ -509,6 +517,7 @@ def test_vanished_file_is_not_found_on_read(master: WireClient, workers: list[Wi
     assert code(failure) == grpc.StatusCode.NOT_FOUND
 
 
+@both_ways
 def test_replaced_file_serves_its_old_block_until_it_is_freed(
     server: EmbeddedServer, master: WireClient, workers: list[WireClient], source: Path
 ) -> None:
@@ -667,6 +676,7 @@ def test_block_larger_than_the_worker_is_served_but_not_kept(source: Path, tmp_p
         assert running.blocks[0].block_ids() == []
 
 
+@both_ways
 def test_concurrent_readers_of_one_cold_block_all_get_its_bytes(
     server: EmbeddedServer, master: WireClient, workers: list[WireClient], source: Path
 ) -> None:
