@@ -390,8 +390,13 @@ class BlockStream:
                 source = self._attempt.source
                 chunk = self._attempt.next_chunk(budget)
             except SourceFailed as failure:
-                if source is not None and not self._closed:
-                    self._source_failed(source, failure)
+                if self._closed or source is None:
+                    continue
+                if budget.spent():
+                    # Our own time is over: that is not the source's failure.
+                    self._last_reason = str(failure)
+                    raise self._too_late(budget) from failure
+                self._source_failed(source, failure)
                 continue
             self._received += len(chunk)
             if source.ufs:

@@ -69,6 +69,7 @@ class BlockWorkers:
         self._connections: dict[str, Connection] = {}
         self._checked: set[str] = set()
         self._set_up = threading.Lock()
+        self._closed = False
         self._suspect_until_s: dict[int, float] = {}
         self._warned_s: dict[int, float] = {}
 
@@ -124,6 +125,8 @@ class BlockWorkers:
         connection = self._connections.get(target)
         if connection is None:
             with self._set_up:
+                if self._closed:
+                    raise UpstreamError(f"{target}: the client is closed")
                 connection = self._connections.get(target)
                 if connection is None:
                     connection = self._connections[target] = self._connect(target)
@@ -141,6 +144,7 @@ class BlockWorkers:
     def close(self) -> None:
         """Close every connection."""
         with self._set_up:
+            self._closed = True
             connections = list(self._connections.values())
             self._connections.clear()
         for connection in connections:

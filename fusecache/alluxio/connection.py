@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 import grpc
@@ -21,7 +22,7 @@ from fusecache.alluxio.rpc_meter import RpcMeter
 from fusecache.alluxio.sasl import AuthenticationOff, Login, SaslSession
 from fusecache.alluxio.status import code_of, text_of
 from fusecache.clock import Clock
-from fusecache.errors import AuthenticationFailed, Unavailable
+from fusecache.errors import AuthenticationFailed, Unavailable, UpstreamError
 from fusecache.rpc.channel import make_channel
 from fusecache.rpc.tls import TlsFiles
 
@@ -75,6 +76,7 @@ class Connection:
         self._session: _Session | None = None
         self._handshake = threading.Lock()
         self._refusals = 0
+        self._closed = False
         self._callables: dict[str, Any] = {}
 
     def unary(self, method: Method[Request, Answer], request: Request, timeout_s: float) -> Answer:
@@ -84,7 +86,8 @@ class Connection:
         call = self._callable(method, self._channel.unary_unary)
         left_s = max(0.001, timeout_s - (self._clock.now() - started))
         try:
-            answer = call(request, timeout=left_s, metadata=session.metadata if session else None)
+            with self._unless_closed():
+                answer = call(request, timeout=left_s, metadata=session.metadata if session else None)
         except grpc.RpcError as error:
             self.failed(method, session, error, self._clock.now() - started)
             raise
@@ -97,7 +100,8 @@ class Connection:
         session = self._session_for(method, timeout_s)
         call = self._callable(method, self._channel.unary_unary)
         left_s = max(0.001, timeout_s - (self._clock.now() - started))
-        future = call.future(request, timeout=left_s, metadata=session.metadata if session else None)
+        with self._unless_closed():
+            future = call.future(request, timeout=left_s, metadata=session.metadata if session else None)
         return PendingCall(future, OpenCall(self, method, session, started))
 
     def answers(
@@ -108,7 +112,8 @@ class Connection:
         session = self._session_for(method, timeout_s)
         call = self._callable(method, self._channel.unary_stream)
         left_s = max(0.001, timeout_s - (self._clock.now() - started))
-        stream = call(request, timeout=left_s, metadata=session.metadata if session else None)
+        with self._unless_closed():
+            stream = call(request, timeout=left_s, metadata=session.metadata if session else None)
         return cast("AnswerStream[Answer]", stream), OpenCall(self, method, session, started)
 
     def converse(
@@ -118,16 +123,17 @@ class Connection:
         started = self._clock.now()
         session = self._session_for(method, login_s)
         call = self._callable(method, self._channel.stream_stream)
-        stream = call(requests, timeout=timeout_s, metadata=session.metadata if session else None)
+        with self._unless_closed():
+            stream = call(requests, timeout=timeout_s, metadata=session.metadata if session else None)
         return cast("AnswerStream[Answer]", stream), OpenCall(self, method, session, started)
 
     def close(self) -> None:
-        """End the session and the channel; calls in flight are cancelled."""
-        with self._handshake:
-            session, self._session = self._session, None
-            if session is not None and session.sasl is not None:
-                session.sasl.close()
-            self._channel.close()
+        """End the session and the channel; calls in flight, a handshake among them, are cancelled and not waited for."""
+        self._closed = True
+        self._channel.close()
+        session, self._session = self._session, None
+        if session is not None and session.sasl is not None:
+            session.sasl.close()
 
     def succeeded(self, method: Method[Any, Any], seconds: float) -> None:
         """Account for a call that ended well."""
@@ -158,6 +164,16 @@ class Connection:
         """Seconds of this connection's clock since `started`."""
         return self._clock.now() - started
 
+    @contextmanager
+    def _unless_closed(self) -> Iterator[None]:
+        """grpc refuses a call on a closed channel with ValueError: ours is final, so that nobody tries again."""
+        try:
+            yield
+        except ValueError as error:
+            if not self._closed:
+                raise
+            raise UpstreamError(f"{self.target}: the connection is closed") from error
+
     def _callable(self, method: Method[Any, Any], make: Any) -> Any:
         found = self._callables.get(method.path)
         if found is None:
@@ -185,7 +201,8 @@ class Connection:
         if self._login.scheme == "nosasl":
             return _Session(None)
         started = self._clock.now()
-        sasl = SaslSession(self._channel, self._login, self._ended)
+        with self._unless_closed():
+            sasl = SaslSession(self._channel, self._login, self._ended)
         code = grpc.StatusCode.OK
         try:
             sasl.wait(timeout_s, self.target)

@@ -59,9 +59,15 @@ class Masters:
         self._primary: Connection | None = None
         self._last_target = ""
         self._discovery = threading.Lock()
+        self._closed = False
 
     def primary(self, budget: Budget) -> Connection:
-        """The primary's connection. Unavailable when no master says it is; VersionMismatch."""
+        """The primary's connection. Unavailable when no master says it is; VersionMismatch.
+
+        UpstreamError after `close`: final, so that nobody who retries goes on until its budget is spent.
+        """
+        if self._closed:
+            raise UpstreamError(f"{self._names()}: the client is closed")
         primary = self._primary
         if primary is not None:
             return primary
@@ -84,12 +90,11 @@ class Masters:
             self._primary = None
 
     def close(self) -> None:
-        """Close every connection."""
-        with self._discovery:
-            for connection in self._connections.values():
-                connection.close()
-            self._connections.clear()
-            self._primary = None
+        """Close every connection. Ends calls and a discovery that are under way, so it must not wait for them."""
+        self._closed = True
+        self._primary = None
+        for connection in list(self._connections.values()):
+            connection.close()
 
     def _discover(self, limit_s: float) -> Connection:
         answers: queue.SimpleQueue[tuple[Connection, _Version]] = queue.SimpleQueue()
@@ -99,6 +104,8 @@ class Masters:
             connection = self._connections.get(target)
             if connection is None:
                 connection = self._connections[target] = self._connect(target)
+            if self._closed:  # made after `close` had looked
+                connection.close()
             call = connection.future(GET_SERVICE_VERSION, request, limit_s)
             pending.append(call)
             call.when_done(partial(_hand_over, answers, connection))

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from google.protobuf.message import DecodeError
+
 from fusecache.pb.alluxio import (
     block_master_pb2,
     block_worker_pb2,
@@ -29,8 +31,16 @@ class Method(Generic[Request, Answer]):
 
     path: str
     serialize: Callable[[Request], bytes]
-    parse: Callable[[bytes], Answer]
+    parse_message: Callable[[bytes], Answer]
     authenticated: bool = True
+
+    def parse(self, data: bytes) -> Answer | None:
+        """An answer from the wire. None for bytes that are no such message: grpc then ends the call with INTERNAL, as
+        it does after an exception, but without writing a traceback to the log for every one."""
+        try:
+            return self.parse_message(data)
+        except DecodeError:
+            return None
 
     @property
     def name(self) -> str:

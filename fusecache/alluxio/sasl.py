@@ -16,7 +16,7 @@ import queue
 import threading
 import uuid
 from collections.abc import Callable, Iterator
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import grpc
 
@@ -103,7 +103,7 @@ class SaslSession:
         stub = channel.stream_stream(
             AUTHENTICATE.path, request_serializer=AUTHENTICATE.serialize, response_deserializer=AUTHENTICATE.parse
         )
-        call = stub(self._converse())
+        call: Any = stub(self._converse())
         self._cancel: Callable[[], object] = call.cancel
         self._calls.put(call)
         call.add_done_callback(self._call_ended)
@@ -125,12 +125,11 @@ class SaslSession:
         """End the stream: the server forgets the id at once."""
         self._cancel()
 
-    def _call_ended(self, call: grpc.Call) -> None:
+    def _call_ended(self, call: Any) -> None:
         """Runs in a grpc thread. A call that fails before the opening is sent (connection refused or reset) never
         resumes `_converse`: without this the login would wait out its whole limit instead of failing at once."""
         if self._state is State.ASKED and call.code() is not grpc.StatusCode.OK and not self._decided.is_set():
-            assert isinstance(call, grpc.RpcError)
-            self._failure = call
+            self._failure = call  # grpcio's call object is the RpcError that its iterator would raise
             self._decided.set()
 
     def _converse(self) -> Iterator[SaslMessage]:

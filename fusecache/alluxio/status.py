@@ -105,7 +105,7 @@ def to_error(error: BaseException, what: str) -> UpstreamError:
     if isinstance(error, UpstreamError):
         return error
     code = code_of(error)
-    if _is_too_large(code, error):
+    if _is_too_large(code, error) or _is_undecodable(code, error):
         return ProtocolError(f"{what}: {text_of(error)}")
     kind = _ERRORS.get(code, UpstreamError)
     return kind(f"{what}: {text_of(error) or 'no reason given'} ({code.name})")
@@ -114,3 +114,8 @@ def to_error(error: BaseException, what: str) -> UpstreamError:
 def _is_too_large(code: grpc.StatusCode, error: BaseException) -> bool:
     # grpc's own refusal of a message over the receive limit shares its code with a busy server.
     return code is Code.RESOURCE_EXHAUSTED and "larger than max" in text_of(error)
+
+
+def _is_undecodable(code: grpc.StatusCode, error: BaseException) -> bool:
+    # grpc's word for an answer that `Method.parse` refused.
+    return code is Code.INTERNAL and "deserializing response" in text_of(error)

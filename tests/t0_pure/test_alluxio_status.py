@@ -92,6 +92,12 @@ def test_status_message_over_the_receive_limit_is_not_a_busy_server() -> None:
     assert isinstance(to_error(failure, "x"), ProtocolError)
 
 
+def test_status_answer_that_does_not_parse_is_a_protocol_error() -> None:
+    failure = Failure(Code.INTERNAL, "Exception deserializing response!")
+    assert not is_temporary(failure)
+    assert isinstance(to_error(failure, "x"), ProtocolError)
+
+
 def test_status_reset_stream_is_temporary_although_internal() -> None:
     assert is_temporary(Failure(Code.INTERNAL, "Received RST_STREAM with error code 2"))
 
