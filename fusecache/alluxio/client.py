@@ -211,15 +211,19 @@ class AlluxioClient:
         return descriptor
 
     def _learn_from(self, block: Block) -> None:
-        """This node's block worker has just stored a block: ask it, once, where its block files lie."""
-        now = self._clock.now()
-        if self._local.folders or not self._settings.zero_rpc_reads or now < self._learn_again_at:
+        """This node's block worker has just stored a block: when its file is not found in a folder known by now (a
+        block worker may have several), ask where it lies."""
+        if not self._settings.zero_rpc_reads or self._clock.now() < self._learn_again_at:
             return
-        self._learn_again_at = now + LEARN_PAUSE_S
-        with contextlib.suppress(UpstreamError):  # the block was read; that its folder is not known costs later reads
-            descriptor = self.learn_local(block._replace(locations=()), Budget(self._clock, self._settings.rpc_try_s))
-            if descriptor is not None:
-                os.close(descriptor)
+        descriptor = self._local.open(block)
+        if descriptor is None:
+            with contextlib.suppress(UpstreamError):  # the block was read; an unknown folder costs later reads only
+                budget = Budget(self._clock, self._settings.rpc_try_s)
+                descriptor = self.learn_local(block._replace(locations=()), budget)
+        if descriptor is None:
+            self._learn_again_at = self._clock.now() + LEARN_PAUSE_S
+        else:
+            os.close(descriptor)
 
     def close(self) -> None:
         """End every call and close every connection."""
