@@ -32,11 +32,12 @@ from fusecache.cache.tree import MetadataTree
 from fusecache.clock import SystemClock
 from fusecache.config.settings import ClusterConfig, MountPlan, Settings
 from fusecache.daemon import mountpoint as mountpoints
+from fusecache.daemon.control_client import mount_lock
 from fusecache.daemon.embedded_child import EmbeddedChild
 from fusecache.daemon.file_context import MetadataFileContext
 from fusecache.daemon.mount_control import MountControl
 from fusecache.daemon.upkeep import Upkeep
-from fusecache.errors import MountError, NotFound, UsageError
+from fusecache.errors import FusecacheError, MountError, NotFound, UsageError
 from fusecache.fs.attributes import Attributes
 from fusecache.fs.hidden_folder import HiddenFolder
 from fusecache.fs.invalidation import Invalidator
@@ -52,8 +53,16 @@ log = structlog.get_logger(__name__)
 GRACE_S = 10.0
 """How long requests in flight may take to finish after SIGTERM; Kubernetes kills after 30 s by default."""
 
+BUSY_S = 0.5
+"""A mount that is still busy after this is detached: its name is free for the next mount at once, and what is in flight
+goes on being answered."""
+
 CONNECT_BUDGET_S = 30.0
 """A mount that can't reach its cluster says so after this time (commands have 30 s)."""
+
+LISTING_BUDGET_S = 600.0
+"""One listing may take longer than a request may wait for it: Alluxio needs minutes for the first listing of a folder
+of a million files. Whoever waits gets EIO after metadata_budget_s, and finds the listing done later."""
 
 TICK_S = 5.0
 STUCK_S = 30.0
@@ -68,7 +77,6 @@ def run(plan: MountPlan, *, ready: Callable[[], None]) -> None:
 
     Raises FusecacheError (bad plan, cluster unreachable, mount refused) with nothing left mounted.
     """
-    mountpoints.prepare(plan.mountpoint)
     faulthandler.register(signal.SIGUSR1)
     with ExitStack() as stack:
         cluster = plan.cluster or _embedded_cluster(plan, stack)
@@ -77,7 +85,7 @@ def run(plan: MountPlan, *, ready: Callable[[], None]) -> None:
         metrics.gauge("fusecache_build_info", version=fusecache.__version__).set(1)
         client = AlluxioClient(cluster, plan.settings, metrics=metrics, clock=clock, rng=random.Random())
         stack.callback(client.close)
-        identity = client.connect(Budget(clock, CONNECT_BUDGET_S))
+        identity = client.connect(Budget(clock, min(CONNECT_BUDGET_S, plan.settings.metadata_budget_s)))
         store = MetadataStore(
             plan.settings.state_dir / "metadata",
             identity.cluster_id,
@@ -151,6 +159,7 @@ class ClassicMount:
             Attributes(settings),
             hidden,
             metrics=metrics,
+            metadata_budget_s=settings.metadata_budget_s,
             capacity=self._upkeep.capacity,
             on_stale_read=self._heal_stale,
         )
@@ -158,6 +167,7 @@ class ClassicMount:
         self._ready = metrics.gauge("fusecache_mount_ready")
         self._nursery: trio.Nursery | None = None
         self._stopping = False
+        self._healing: set[int] = set()
         self._started_at = self._ticked_at = clock.now()
         self.source = str(plan.folder) if plan.folder else _alluxio_url(plan)
         self.read_ahead_bytes: int | None = None
@@ -192,12 +202,14 @@ class ClassicMount:
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
+                # First, so that no signal finds a mount and nobody to take it down.
+                await nursery.start(self._watch_signals)
+                nursery.start_soon(self._close_client_at_the_end)
                 await nursery.start(self.tree.run)
                 await self._resolve_root()
                 await nursery.start(self.readers.fetcher.run)
                 await self._upkeep.refresh_capacity()
                 self._mount(settings)
-                nursery.start_soon(self._watch_signals)
                 nursery.start_soon(self._upkeep.run)
                 nursery.start_soon(self._tick)
                 await nursery.start(self.control.run)
@@ -217,7 +229,10 @@ class ClassicMount:
 
     def _mount(self, settings: Settings) -> None:
         other_users = may_allow_other() if settings.allow_other is None else settings.allow_other
-        self._session.open(mount_options(settings, self.source, other_users=other_users))
+        # Between `mount_child`'s look at the mount point and now another mount may have come.
+        with mountpoints.claim(mount_lock(settings.runtime_dir, self.plan.mountpoint)):
+            mountpoints.prepare(self.plan.mountpoint)
+            self._session.open(mount_options(settings, self.source, other_users=other_users))
         self.invalidator.start()
         info = mountpoints.find_mount(self.plan.mountpoint)
         if info is not None and set_read_ahead(info.device, settings.read_ahead_bytes):
@@ -237,7 +252,9 @@ class ClassicMount:
     async def _announce(self, ready: Callable[[], None]) -> None:
         state = await trio.to_thread.run_sync(mountpoints.probe, self.plan.mountpoint, FIRST_READ_S)
         if state != "ok":
-            raise MountError(f"{self.plan.mountpoint}: mounted, but the first request is {state} after {FIRST_READ_S:.0f} s")
+            raise MountError(
+                f"{self.plan.mountpoint}: mounted, but the first request is {state} after {FIRST_READ_S:.0f} s"
+            )
         self._ready.set(1)
         log.info(
             "mounted",
@@ -247,8 +264,16 @@ class ClassicMount:
         )
         ready()
 
-    async def _watch_signals(self) -> None:
+    async def _close_client_at_the_end(self) -> None:
+        """Threads that wait for a server would keep the loop for as long as their budgets: closing ends their calls."""
+        try:
+            await trio.sleep_forever()
+        finally:
+            self._client.close()
+
+    async def _watch_signals(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            task_status.started()
             async for number in signals:
                 assert self._nursery is not None
                 if self._stopping:
@@ -262,18 +287,32 @@ class ClassicMount:
     async def _end(self) -> None:
         """Unmount while requests are still answered; a busy mount is detached, and said so."""
         assert self._nursery is not None
-        outcome = await trio.to_thread.run_sync(mountpoints.unmount, self.plan.mountpoint, GRACE_S)
+        outcome = await trio.to_thread.run_sync(mountpoints.unmount, self.plan.mountpoint, BUSY_S)
         if outcome == "unmounted":
             return  # the kernel ends the session
-        log.warning("the mount is busy: detached, open files end with this process", mountpoint=str(self.plan.mountpoint))
+        if outcome == "detached":
+            log.warning(
+                "the mount is busy: detached, open files end with this process", mountpoint=str(self.plan.mountpoint)
+            )
         with trio.move_on_after(GRACE_S):
             while self.metrics.gauge("fusecache_requests_in_flight").value > 0:
                 await trio.sleep(0.05)
         self._nursery.cancel_scope.cancel()
 
     def _heal_stale(self, inode: int) -> None:
-        """A READ met a dead id: drop the kernel's pages of it and list its folder again."""
+        """A READ met a dead id: drop the kernel's pages of it and list its folder again, so that the path is healed."""
         self.invalidator.push(("inode", inode, b""))
+        if self._nursery is not None and inode not in self._healing:
+            self._healing.add(inode)
+            self._nursery.start_soon(self._list_again, inode)
+
+    async def _list_again(self, inode: int) -> None:
+        try:
+            await self.tree.refresh(inode, force_sync=False)
+        except FusecacheError as error:
+            log.info("folder of a replaced file not listed again", inode=inode, error=str(error))
+        finally:
+            self._healing.discard(inode)
 
     def _status_server(self, settings: Settings) -> AbstractContextManager[Any]:
         if settings.metrics_address is None:
@@ -296,7 +335,7 @@ class ClassicMount:
             await trio.sleep(TICK_S)
 
     def _list_folder(self, path: bytes, sync_interval_ms: int) -> Iterator[list[FileStatus]]:
-        budget = Budget(self._clock, self.plan.settings.metadata_budget_s)
+        budget = Budget(self._clock, max(LISTING_BUDGET_S, self.plan.settings.metadata_budget_s))
         return self._client.list_status(path, sync_interval_ms=sync_interval_ms, budget=budget)
 
     def _get_status(self, path: bytes, sync_interval_ms: int) -> FileStatus:

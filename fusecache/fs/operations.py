@@ -15,15 +15,16 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol, TypeVar
 
 import pyfuse3
+import trio
 from pyfuse3 import FileHandleT, FileInfo, FileNameT, FUSEError, InodeT, RequestContext
 
 from fusecache.alluxio.model import Capacity
 from fusecache.cache.record import MAX_NAME_BYTES, Entry
-from fusecache.errors import FusecacheError, NotFound, StaleId
+from fusecache.errors import FusecacheError, NotFound, StaleId, Unavailable
 from fusecache.fs import extended_attributes
 from fusecache.fs.attributes import Attributes, missing
 from fusecache.fs.guard import RequestMeter, served
@@ -40,6 +41,8 @@ DIRECTORY_PAGE = 128
 """Entries asked from the tree at a time: a 32 KiB READDIRPLUS reply holds about 170 short names."""
 
 STATFS_BLOCK_BYTES = 4096
+
+_T = TypeVar("_T")
 
 
 class Tree(Protocol):
@@ -93,15 +96,20 @@ class Operations(ReadOnlyOperations):
         hidden: HiddenFolder,
         *,
         metrics: Metrics,
+        metadata_budget_s: float,
         capacity: Callable[[], Capacity],
         on_stale_read: Callable[[int], None],
     ) -> None:
-        """`capacity` gives the last known cluster capacity; `on_stale_read` is told of a READ on a dead inode."""
+        """No request but READ waits longer than `metadata_budget_s`.
+
+        `capacity` gives the last known cluster capacity; `on_stale_read` is told of a READ on a dead inode.
+        """
         super().__init__(RequestMeter(metrics))
         self._tree = tree
         self._readers = readers
         self._attributes = attributes
         self._hidden = hidden
+        self._metadata_budget_s = metadata_budget_s
         self._capacity = capacity
         self._on_stale_read = on_stale_read
         self._entries = metrics.gauge("fusecache_metadata_entries")
@@ -119,7 +127,7 @@ class Operations(ReadOnlyOperations):
         entry = self._tree.hot_child(parent_inode, name)
         if entry is None:
             try:
-                entry = await self._tree.lookup(parent_inode, name)
+                entry = await self._within_budget(self._tree.lookup(parent_inode, name))
             except NotFound:
                 return missing(self._tree.negative_timeout_s(parent_inode))
         return self._attributes.of(entry, self._tree.kernel_timeout_s(entry))
@@ -129,14 +137,14 @@ class Operations(ReadOnlyOperations):
         """GETATTR."""
         if inode >= FOLDER_INODE:
             return self._hidden.attributes(inode)
-        entry = self._tree.hot(inode) or await self._tree.getattr(inode)
+        entry = await self._entry(inode)
         return self._attributes.of(entry, self._tree.kernel_timeout_s(entry))
 
     @served
     async def opendir(self, inode: InodeT, ctx: RequestContext) -> FileHandleT:
         """OPENDIR: nothing is held; the handle is the inode."""
         if inode < FOLDER_INODE:
-            entry = self._tree.hot(inode) or await self._tree.getattr(inode)
+            entry = await self._entry(inode)
             if not entry.folder:
                 raise FUSEError(errno.ENOTDIR)
         elif inode > FOLDER_INODE:
@@ -153,7 +161,7 @@ class Operations(ReadOnlyOperations):
                     return
             return
         after = start_id
-        while page := await self._tree.children(fh, after, DIRECTORY_PAGE):
+        while page := await self._within_budget(self._tree.children(fh, after, DIRECTORY_PAGE)):
             for entry in page:
                 attributes = self._attributes.of(entry, self._tree.kernel_timeout_s(entry))
                 if not pyfuse3.readdir_reply(token, FileNameT(entry.name), attributes, entry.inode):
@@ -171,7 +179,7 @@ class Operations(ReadOnlyOperations):
             raise FUSEError(errno.EROFS)
         if inode >= FOLDER_INODE:
             return self._hidden.open(inode)
-        entry = self._tree.hot(inode) or await self._tree.getattr(inode)
+        entry = await self._entry(inode)
         if entry.folder:
             raise FUSEError(errno.EISDIR)
         self._readers.open(entry)
@@ -250,7 +258,7 @@ class Operations(ReadOnlyOperations):
         """GETXATTR: `user.fusecache.*` on files; ENODATA for everything else."""
         if inode >= FOLDER_INODE or not name.startswith(extended_attributes.PREFIX):
             raise FUSEError(pyfuse3.ENOATTR)
-        entry = self._tree.hot(inode) or await self._tree.getattr(inode)
+        entry = await self._entry(inode)
         value = extended_attributes.value_of(entry, name, lambda: self._local_bytes(entry))
         if value is None:
             raise FUSEError(pyfuse3.ENOATTR)
@@ -261,11 +269,21 @@ class Operations(ReadOnlyOperations):
         """LISTXATTR."""
         if inode >= FOLDER_INODE:
             return ()
-        entry = self._tree.hot(inode) or await self._tree.getattr(inode)
+        entry = await self._entry(inode)
         return [pyfuse3.XAttrNameT(name) for name in extended_attributes.names_of(entry)]
 
     async def forget(self, inode_list: Sequence[tuple[InodeT, int]]) -> None:
         """FORGET: look-up counts are not kept; inodes are names of versions, found again in the store."""
+
+    async def _entry(self, inode: int) -> Entry:
+        entry = self._tree.hot(inode)
+        return await self._within_budget(self._tree.getattr(inode)) if entry is None else entry
+
+    async def _within_budget(self, answer: Awaitable[_T]) -> _T:
+        """Wait for the tree, but not longer than the budget: a listing may go on for longer than a request may."""
+        with trio.move_on_after(self._metadata_budget_s):
+            return await answer
+        raise Unavailable(f"no answer within {self._metadata_budget_s:g} s")
 
     def _local_bytes(self, entry: Entry) -> int:
         if not entry.completed or not entry.length:

@@ -173,6 +173,7 @@ class Rig:
             HiddenFolder({b"stats": lambda: b"one 1\ntwo 2\n", b"version": lambda: b"v\n"}),
             metrics=self.metrics,
             capacity=lambda: self.cluster,
+            metadata_budget_s=self.settings.metadata_budget_s,
             on_stale_read=self.stale_reads.append,
         )
 
