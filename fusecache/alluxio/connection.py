@@ -128,7 +128,7 @@ class Connection:
         return cast("AnswerStream[Answer]", stream), OpenCall(self, method, session, started)
 
     def close(self) -> None:
-        """End the session and the channel; calls in flight, a handshake among them, are cancelled and not waited for."""
+        """End the session and the channel; calls in flight, a handshake among them, are cancelled, not waited for."""
         self._closed = True
         self._channel.close()
         session, self._session = self._session, None

@@ -368,14 +368,14 @@ class ScriptedAlluxio:
             self.done["empty_chunk"] += 1
             empty -= 1
             yield _chunk(b"")
-        limits = [limit for limit in (fault.cut_after, fault.fail_after, fault.stall_after) if limit is not None]
-        limit = request.offset + min(limits) if limits else None
+        planned = {"cut": fault.cut_after, "failed": fault.fail_after, "stalled": fault.stall_after}
+        soonest = sorted((after, deed) for deed, after in planned.items() if after is not None)
+        after, deed = soonest[0] if soonest else (len(data), "")
+        limit = request.offset + after
         while position < end:
             if cancelled.is_set():
                 return
-            stop = min(end, position + size)
-            if limit is not None:
-                stop = min(stop, limit)
+            stop = min(end, position + size, limit)
             piece = data[position:stop]
             if piece:
                 position = stop
@@ -385,14 +385,11 @@ class ScriptedAlluxio:
                     piece += fault.surplus
                 yield _chunk(piece)
             if position == limit and position < end:
-                if fault.cut_after is not None:
-                    self.done["cut"] += 1
-                    return
-                if fault.fail_after is not None:
-                    self.done["failed"] += 1
+                self.done[deed] += 1
+                if deed == "failed":
                     context.abort(fault.code, "scripted")
-                self.done["stalled"] += 1
-                self._hang(context)
+                if deed == "stalled":
+                    self._hang(context)
                 return
 
     def _hang(self, context: grpc.ServicerContext) -> None:

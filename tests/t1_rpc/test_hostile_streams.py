@@ -146,7 +146,7 @@ def test_f15_trickle_ends_with_the_budget(
     master: ScriptedAlluxio, worker: ScriptedAlluxio, make_client: MakeClient, short: Callable[[], Budget]
 ) -> None:
     """A source that sends a byte now and then never stalls; the budget of the read still ends it."""
-    client = make_client(master, settings={"stall_s": 0.4})
+    client = make_client(master, settings={"stall_s": 1.0})
     client.block_workers(short())
 
     def trickle(requests: Any, context: grpc.ServicerContext) -> Any:
