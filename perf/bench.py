@@ -20,6 +20,7 @@ import os
 import platform
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -185,6 +186,16 @@ class Bench:
             + ", ".join(f"{name} {sorted(r)[len(r) // 2]:,.0f} {row.unit}" for name, r in rates.items())
         )
 
+    def outcome(self, shape: dataset.Shape) -> report.Outcome:
+        """Everything measured so far, and what it depends on."""
+        return {
+            "machine": machine(),
+            "shape": shape._asdict(),
+            "pairs": self.options.pairs,
+            "systems": {system.name: system.setup for system in self.systems},
+            "rows": self.results,
+        }
+
 
 def delta(before: Bytes | None, after: Bytes | None) -> dict[str, float] | None:
     """Bytes served during a row."""
@@ -212,6 +223,8 @@ def machine() -> dict[str, str]:
         "kernel": platform.release(),
         "python": platform.python_version(),
         "commit": commit.stdout.strip(),
+        # Far above the number of cores: something else was running, and the rates are too low.
+        "load": f"{os.getloadavg()[1]:.1f}",
         "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
     }
 
@@ -228,13 +241,19 @@ def main(argv: Sequence[str]) -> int:
     shape = bench.shape()
     total = shape.small_files * shape.small_file_bytes + shape.large_bytes
     total += shape.epochs * shape.epoch_files * shape.small_file_bytes
+    # Ended by a signal, it still has to unmount and to stop its servers.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    text = ""
     try:
         with ExitStack() as stack:
             say(f"starting Alluxio in {work}")
-            quota_bytes = max(2 * total, 1 << 30)
             cluster = stack.enter_context(
                 RealAlluxio(
-                    work / "alluxio", block_workers=1, block_size_bytes=shape.block_bytes, tier_quota_bytes=quota_bytes
+                    work / "alluxio",
+                    block_workers=1,
+                    block_size_bytes=shape.block_bytes,
+                    tier_quota_bytes=max(2 * total, 1 << 30),
                 )
             )
             dataset.make(cluster.ufs, shape, options.seed)
@@ -242,18 +261,12 @@ def main(argv: Sequence[str]) -> int:
             for row in ROWS:
                 if row.name in options.rows:
                     bench.run(row)
+                    # After each row, so that a run that is ended early has shown something.
+                    text = report.write(bench.outcome(shape), options.output, options.name)
     finally:
         if options.work_dir is None:
             shutil.rmtree(work, ignore_errors=True)
-    outcome = {
-        "machine": machine(),
-        "shape": shape._asdict(),
-        "pairs": options.pairs,
-        "systems": {system.name: system.setup for system in bench.systems},
-        "rows": bench.results,
-    }
-    written = report.write(outcome, options.output, options.name)
-    print(written)
+    print(text)
     return 0
 
 

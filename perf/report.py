@@ -49,7 +49,8 @@ def markdown(outcome: Outcome) -> str:
         "# fusecache against its peers, on the same real Alluxio data",
         "",
         f"{outcome['machine']['date']}, commit {outcome['machine']['commit']}, {outcome['machine']['cpu']}, "
-        f"Linux {outcome['machine']['kernel']}, Python {outcome['machine']['python']}.",
+        f"Linux {outcome['machine']['kernel']}, Python {outcome['machine']['python']}, "
+        f"load average at the end {outcome['machine']['load']}.",
         f"{shape['small_files']:,} files of {shape['small_file_bytes'] / 1024:.0f} KiB, one of "
         f"{shape['large_bytes'] / (1 << 20):,.0f} MiB, {shape['epoch_files']:,} files per first epoch; blocks of "
         f"{shape['block_bytes'] / (1 << 20):.0f} MiB. {outcome['pairs']} rounds. How it is measured: perf/bench.py.",

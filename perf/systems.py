@@ -145,7 +145,8 @@ class Fusecache:
         self.large = [mountpoint / "large" / "large.bin"]
         self.setup = " ".join(["fusecache mount", "alluxio://MASTER/ MOUNTPOINT", *flags])
         self._metrics_address = f"127.0.0.1:{free_port('127.0.0.1')}"
-        service = ["--state-dir", str(state), "--metrics-address", self._metrics_address]
+        service = ["--state-dir", str(state), "--runtime-dir", str(state / "run")]
+        service += ["--metrics-address", self._metrics_address]
         self.mount = Mount(f"alluxio://{cluster.master}/", mountpoint, *flags, *service)
 
     def start(self, stack: ExitStack) -> None:

@@ -170,9 +170,9 @@ class Mount:
         self._copied_bytes = len(text)
 
 
-def sha256_tree(folder: Path | str) -> str:
-    """One digest over every name, kind, length and byte below `folder`, in byte order of names."""
-    digest = hashlib.sha256()
+def tree_digests(folder: Path | str) -> dict[bytes, str]:
+    """Path below `folder` -> "folder", or a file's length and sha256. For comparisons that say what differs."""
+    found: dict[bytes, str] = {}
     top = os.fsencode(folder)
 
     def add(relative: bytes) -> None:
@@ -181,13 +181,17 @@ def sha256_tree(folder: Path | str) -> str:
         for entry in children:
             path = os.path.join(relative, entry.name)
             if entry.is_dir(follow_symlinks=False):
-                digest.update(b"folder %d %s\n" % (len(path), path))
+                found[path] = "folder"
                 add(path)
             else:
                 with open(entry.path, "rb") as file:
                     content = hashlib.file_digest(file, "sha256")
-                    size = os.fstat(file.fileno()).st_size
-                digest.update(b"file %d %s %d %s\n" % (len(path), path, size, content.hexdigest().encode()))
+                    found[path] = f"{os.fstat(file.fileno()).st_size} {content.hexdigest()}"
 
     add(b"")
-    return digest.hexdigest()
+    return found
+
+
+def sha256_tree(folder: Path | str) -> str:
+    """One digest over every name, kind, length and byte below `folder`, in byte order of names."""
+    return hashlib.sha256(repr(list(tree_digests(folder).items())).encode()).hexdigest()
