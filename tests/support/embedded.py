@@ -11,6 +11,7 @@ worker over it) suit most tests:
 from __future__ import annotations
 
 import contextlib
+import getpass
 import os
 import queue
 import time
@@ -111,7 +112,7 @@ class WireClient:
                 authenticationScheme=SIMPLE,
                 clientId=channel_id.encode(),
                 channelRef=b"test",
-                message=b"\0tester\0noPassword",
+                message=b"\0%s\0noPassword" % getpass.getuser().encode(),
             )
             self._handshake.put(first)
             try:
