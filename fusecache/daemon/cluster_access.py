@@ -52,7 +52,7 @@ def open_cluster(cluster: ClusterConfig | None, folder: Path | None, settings: S
         clock = SystemClock()
         client = AlluxioClient(cluster, settings, metrics=Metrics(), clock=clock, rng=random.Random())
         stack.callback(client.close)
-        identity = client.connect(Budget(clock, COMMAND_BUDGET_S))
+        identity = client.connect(Budget(clock, min(COMMAND_BUDGET_S, settings.metadata_budget_s)))
         yield ClusterAccess(client, identity, cluster, clock)
 
 

@@ -41,7 +41,8 @@ def test_settings_are_frozen() -> None:
     ("key", "value"),
     [
         ("refresh_s", -1), ("sync_interval_s", -0.5), ("sync_interval_s", -2), ("fetch_bytes", 1),
-        ("chunk_bytes", "1GiB"),        ("data_threads", 0), ("data_threads", True), ("read_budget_s", 0), ("mode_mask", 0o1777), ("uid", -1),
+        ("chunk_bytes", "1GiB"),
+               ("data_threads", 0), ("data_threads", True), ("read_budget_s", 0), ("mode_mask", 0o1777), ("uid", -1),
         ("uid", 2**32 - 1), ("touch_calls_per_s", 0), ("refresh_calls_per_s", float("nan")), ("read_type", "CACHE"),
         ("log_level", "loud"), ("metrics_address", "9464"), ("metrics_address", "h:70000"), ("owner_map", {"a": -1}),
         ("owner_map", "alice"), ("open_mode", "gate"),
