@@ -57,7 +57,7 @@ class Folder:
         """Moves when a record of the folder changes."""
         self.last_used = -math.inf
         self.failed_until = -math.inf
-        """No listing in the background before (the last one was refused)."""
+        """No listing in the background before (the last one was refused or broke off)."""
         self.dead = False
         """No longer the one in `Known`: a hint for tasks that hold it."""
 
@@ -191,11 +191,10 @@ class Known:
             return None
         with self.store.read() as txn:
             entry = self.store.child(txn, parent, folder.state.shelf, name)
-        if entry is None:
-            return None
-        folder.last_used = now
-        self.hits.value += 1
-        self._hot.add(Hot(entry, folder, folder.generation))
+        if entry is not None:
+            folder.last_used = now
+            self.hits.value += 1
+            self._hot.add(Hot(entry, folder, folder.generation))
         return entry
 
     def _load_inode(self, inode: int, now: float) -> Entry | None:

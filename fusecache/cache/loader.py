@@ -204,6 +204,7 @@ class Loader:
         except Unavailable:
             self._failed.inc()
             self._nobody_answered()
+            folder.failed_until = self.quiet_until
             raise
         except NotFound as exc:
             self._failed.inc()

@@ -182,10 +182,11 @@ class MetadataStore:
 
     def child(self, txn: Transaction, folder: int, shelf: int, name: bytes) -> Entry | None:
         """The entry called `name` on a folder's shelf."""
-        packed = txn.get(_ID.pack(shelf) + name, db=self.tables.names)
+        prefix = _ID.pack(shelf)
+        packed = txn.get(prefix + name, db=self.tables.names)
         if packed is None:
             return None
-        found = txn.get(_ID.pack(shelf) + packed, db=self.tables.children)
+        found = txn.get(prefix + packed, db=self.tables.children)
         return None if found is None else record.decode(id_of(packed), folder, found)
 
     def on_shelf(self, txn: Transaction, folder: int, shelf: int, inode: int) -> Entry | None:

@@ -8,7 +8,7 @@ read when the folder is fresh (`cache.known`); otherwise the request awaits `loo
 * a folder that is due: it is listed again first, once for all who wait (a very large one answers single names
   by GetStatus meanwhile);
 * nobody answers (`Unavailable`): what is known is served, counted as stale, up to `stale_if_error_s`; while that
-  lasts one attempt a second is made, and requests don't wait for it;
+  lasts one question a second is asked in the background, and requests that can be served don't wait;
 * a name that a fresh listing does not have is `NotFound` without any call; an inode that no listing has (any
   more) is `StaleId`: the kernel then walks down again from the root.
 
@@ -39,7 +39,7 @@ from fusecache.cache.record import Entry
 from fusecache.cache.refresher import TokenBucket
 from fusecache.cache.store import MetadataStore
 from fusecache.clock import Clock
-from fusecache.errors import NotFound, StaleId, StateError, Unavailable
+from fusecache.errors import FusecacheError, NotFound, StaleId, StateError, Unavailable
 from fusecache.metrics import Metrics
 
 __all__ = ["ROOT", "MetadataTree"]
@@ -111,6 +111,7 @@ class MetadataTree:
             )
             nursery.start_soon(self._pusher.run)
             nursery.start_soon(self._keep_fresh)
+            nursery.start_soon(self._end_outage)
             nursery.start_soon(self._sweep)
             self._want_sweep()
             task_status.started()
@@ -136,7 +137,7 @@ class MetadataTree:
         folder = self._known.folder(parent)
         folder.last_used = self._now()
         if folder.state is not None:
-            if self._due(folder) and folder.state.entries > PATIENT_ENTRIES and not self._known.outage:
+            if self._too_large_to_wait_for(folder):
                 try:
                     return await self._ask_meanwhile(folder, name)
                 except Unavailable:
@@ -163,7 +164,13 @@ class MetadataTree:
         folder = self._known.folder(entry.parent)
         folder.last_used = self._now()
         if self._known.overlay.get(inode) is None:
-            await self._make_fresh(folder)
+            if self._too_large_to_wait_for(folder):
+                try:
+                    await self._ask_meanwhile(folder, entry.name)
+                except (NotFound, Unavailable) as exc:
+                    log.debug("a single name was not answered", inode=inode, error=str(exc))
+            if self._known.overlay.get(inode) is None:
+                await self._make_fresh(folder)
             entry = self._known.find(inode)
             if entry is None:
                 raise StaleId(f"inode {inode} is no longer in its folder")
@@ -206,14 +213,21 @@ class MetadataTree:
     def _due(self, folder: Folder) -> bool:
         return folder.fresh_until <= self._now()
 
+    def _too_large_to_wait_for(self, folder: Folder) -> bool:
+        return (
+            folder.state is not None
+            and folder.state.entries > PATIENT_ENTRIES
+            and self._due(folder)
+            and not self._known.outage
+        )
+
     async def _make_fresh(self, folder: Folder) -> None:
         """Return when the folder's listing may be served. Raises what the listing raised when it may not."""
         if not self._due(folder):
             return
         loader, now = self._running(), self._now()
         servable = now < self._known.stale_until(folder)
-        if servable and self._known.outage:
-            loader.list_in_background(folder)
+        if servable and (self._known.outage or now < folder.failed_until):
             self._stale.inc()
             return
         if not loader.listing(folder.inode):
@@ -303,6 +317,16 @@ class MetadataTree:
             while wait_s := self._bucket.take(self._now()):
                 await trio.sleep(wait_s)
             self._running().list_in_background(folder)
+
+    async def _end_outage(self) -> NoReturn:
+        """While nobody answers: ask for the mounted folder, not more than once a second, until somebody does."""
+        while True:
+            await trio.sleep(TICK_S)
+            if self._known.outage and self._now() >= self._running().quiet_until:
+                try:
+                    await self._running().ask_root()
+                except FusecacheError as exc:
+                    log.debug("still no answer", error=str(exc))
 
     async def _sweep(self) -> NoReturn:
         """Remove what no listing refers to."""

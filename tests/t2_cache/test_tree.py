@@ -331,10 +331,12 @@ async def test_large_due_folder_answers_single_names_while_it_is_listed(
     async with mounted(tmp_path / "m", model, mock_clock, map_bytes=1 << 30) as use:
         folder = await use.walk(b"/d")
         await use.list_all(folder.inode, page=5000)
+        kept = await use.walk(b"/d/many8")
         model.write(b"/d/many7", 70)
         mock_clock.jump(REFRESH_S + 1)
         gate = Gate(model, b"/d")
         assert (await use.tree.lookup(folder.inode, b"many7")).length == 70
+        assert await use.tree.getattr(kept.inode) == kept
         with pytest.raises(NotFound):
             await use.tree.lookup(folder.inode, b"never")
         await until(lambda: gate.waiting == 1)
