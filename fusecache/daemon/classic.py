@@ -164,6 +164,8 @@ class ClassicMount:
             on_stale_read=self._heal_stale,
         )
         self._session = Session(self._operations, plan.mountpoint)
+        self._device = ""
+        """Of our mount (mountinfo's major:minor)."""
         self._ready = metrics.gauge("fusecache_mount_ready")
         self._nursery: trio.Nursery | None = None
         self._stopping = False
@@ -223,7 +225,7 @@ class ClassicMount:
         finally:
             self._ready.set(0)
             self.invalidator.close()
-            self._session.close()
+            self._session.close(unmount=self._is_mounted())
             self.readers.close_all()
         log.info("unmounted", mountpoint=str(self.plan.mountpoint))
 
@@ -235,10 +237,16 @@ class ClassicMount:
             self._session.open(mount_options(settings, self.source, other_users=other_users))
         self.invalidator.start()
         info = mountpoints.find_mount(self.plan.mountpoint)
+        self._device = info.device if info is not None else ""
         if info is not None and set_read_ahead(info.device, settings.read_ahead_bytes):
             self.read_ahead_bytes = settings.read_ahead_bytes
         if not other_users:
             log.info("the mount is private to its owner: allow_other needs root or user_allow_other in /etc/fuse.conf")
+
+    def _is_mounted(self) -> bool:
+        """False once it was taken away; what then lies at the mount point is the next daemon's."""
+        info = mountpoints.find_mount(self.plan.mountpoint)
+        return info is not None and info.device == self._device
 
     async def _resolve_root(self) -> None:
         path = self.plan.path.decode("utf-8", "replace")

@@ -36,6 +36,11 @@ def socket_path(runtime_dir: Path, mountpoint: Path) -> Path:
     return runtime_dir / digest / "control.sock"
 
 
+def mount_lock(runtime_dir: Path, mountpoint: Path) -> Path:
+    """Held by whoever looks at the mount point in order to mount there (`mountpoint.claim`)."""
+    return socket_path(runtime_dir, mountpoint).with_name("mount.lock")
+
+
 def find_socket(mount: MountInfo, runtime_dir: Path) -> Path:
     """Control socket of a mount, also of another user's. MountError when there is none where it may lie.
 

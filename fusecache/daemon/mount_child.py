@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from fusecache import logs
 from fusecache.config.settings import MountPlan
 from fusecache.daemon import mountpoint
+from fusecache.daemon.control_client import mount_lock
 from fusecache.daemon.ready_pipe import ReadyPipe
 from fusecache.errors import FusecacheError, told
 
@@ -31,7 +32,8 @@ _PR_SET_PDEATHSIG = 1
 def run_mount(plan: MountPlan, ready: Callable[[], None]) -> None:
     """Check the mount point, then serve until unmounted. Raises FusecacheError; nothing stays mounted then."""
     mountpoint.check_device()
-    mountpoint.prepare(plan.mountpoint)
+    with mountpoint.claim(mount_lock(plan.settings.runtime_dir, plan.mountpoint)):
+        mountpoint.prepare(plan.mountpoint)
     logs.configure(plan.settings.log_level, plan.settings.log_format)
     _raise_open_files(plan.settings.max_open_blocks + OTHER_DESCRIPTORS)
     from fusecache.daemon import classic  # pyfuse3 and grpc: not before the cheap checks have passed

@@ -11,6 +11,7 @@ Who serves a mount is not known here (`daemon.control` asks it).
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import re
 import shutil
@@ -19,15 +20,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from fusecache.errors import MountError
+from fusecache.errors import MountError, StateError
 
 OUR_TYPE = "fuse.fusecache"
 PROBE_S = 5.0
-"""Seconds after which a mount that does not answer a stat counts as hung, before it is replaced."""
+"""Seconds after which a mount that does not answer counts as hung, before it is replaced."""
 
 COMMAND_S = 10.0
 """Seconds one unmounting command may take."""
@@ -47,9 +49,9 @@ _MAX_STACKED = 16
 """Dead mounts of ours taken off one mount point before giving up."""
 
 # Both scripts run isolated (-I) and without site packages (-S): 15 ms instead of 40.
-_STAT_SCRIPT = """
+_STATFS_SCRIPT = """
 import os, sys
-try: os.stat(sys.argv[1])
+try: os.stat(sys.argv[1]); os.statvfs(sys.argv[1])
 except OSError as failure: sys.exit(failure.errno)
 """
 _UMOUNT_SCRIPT = """
@@ -169,11 +171,13 @@ def resolve(path: Path) -> bytes:
 
 
 def probe(path: Path, timeout_s: float) -> Health:
-    """Does the mount at `path` answer a stat? `dead` = its daemon is gone, `hung` = no answer in time.
+    """Does the mount at `path` answer? `dead` = its daemon is gone, `hung` = no answer in time.
 
+    Asked by stat and statvfs: the kernel answers a stat from its cache for as long as the daemon once allowed, also
+    after the daemon's death, but it never keeps statvfs.
     An error other than ENOTCONN is an answer (EACCES: a private mount of another user).
     """
-    code, _ = _run_child([sys.executable, "-I", "-S", "-c", _STAT_SCRIPT, str(path)], timeout_s)
+    code, _ = _run_child([sys.executable, "-I", "-S", "-c", _STATFS_SCRIPT, str(path)], timeout_s)
     if code is None:
         return "hung"
     return "dead" if code in (errno.ENOTCONN, errno.ECONNABORTED) else "ok"
@@ -204,6 +208,27 @@ def check_device() -> None:
         ) from None
     if os.geteuid() != 0 and shutil.which("fusermount3") is None:
         raise MountError("fusermount3 is not in PATH; install the package fuse3, or run as root")
+
+
+@contextmanager
+def claim(lock_file: Path) -> Iterator[None]:
+    """Wait until no other process is within `claim` of the same file. StateError when it can't be made.
+
+    Looking at a mount point and mounting there are two steps; without this, two starts at once mount on top of each
+    other, and one may detach the other's fresh mount for a dead one.
+    """
+    try:
+        lock_file.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        descriptor = os.open(lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as failure:
+        raise StateError(
+            f"lock file {str(lock_file)!r} can't be made: {failure.strerror}; give another --runtime-dir"
+        ) from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def prepare(path: Path) -> None:

@@ -25,7 +25,7 @@ from fusecache import metrics
 from fusecache.config.load import Configuration
 from fusecache.config.settings import MountPlan
 from fusecache.daemon import mountpoint
-from fusecache.daemon.control_client import call, socket_path
+from fusecache.daemon.control_client import call, mount_lock, socket_path
 from fusecache.daemon.mount_process import MountFailed, MountProcess
 from fusecache.errors import FusecacheError, UsageError
 from fusecache.status_http import StatusServer
@@ -80,7 +80,8 @@ def run(configuration: Configuration, ready: Callable[[], None]) -> None:
     chosen = plans(configuration)
     mountpoint.check_device()
     for _, plan in chosen:
-        mountpoint.prepare(plan.mountpoint)
+        with mountpoint.claim(mount_lock(plan.settings.runtime_dir, plan.mountpoint)):
+            mountpoint.prepare(plan.mountpoint)
     _Group(chosen, configuration.settings.metrics_address, ready).run()
 
 

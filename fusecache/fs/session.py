@@ -79,11 +79,11 @@ class Session:
         """Let `serve` return once what is in flight is answered; on the loop's thread."""
         pyfuse3.terminate()
 
-    def close(self) -> None:
-        """Detach what is still mounted and free the session."""
+    def close(self, *, unmount: bool) -> None:
+        """Free the session; `unmount` when its mount is still there: libfuse unmounts whatever has the mount point."""
         if self._open:
             self._open = False
-            pyfuse3.close(unmount=True)
+            pyfuse3.close(unmount=unmount)
 
 
 def set_read_ahead(device: str, read_ahead_bytes: int) -> bool:
