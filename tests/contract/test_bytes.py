@@ -260,7 +260,8 @@ def test_file_gone_from_the_under_storage_is_served_while_cached(cluster: Cluste
     (block,) = blocks_of(cluster.stat("file"))
     cluster.read(block)
     (cluster.ufs / "file").unlink()
-    assert cluster.read(*blocks_of(cluster.stat("file"))) == data
+    (held,) = blocks_of(cluster.stat("file"))
+    assert cluster.read(held) == data
 
 
 def test_shrunk_file_is_an_error_and_never_a_short_read(cluster: Cluster) -> None:

@@ -262,19 +262,6 @@ def test_unknown_mount_is_unavailable(master: WireClient, workers: list[WireClie
     assert code(failure) == grpc.StatusCode.UNAVAILABLE
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
-def test_unreadable_file_is_listed_but_permission_denied_by_mode(
-    master: WireClient, workers: list[WireClient], source: Path
-) -> None:
-    (source / "file").write_bytes(content(10))
-    (source / "file").chmod(0)
-    info = master.stat(b"/file")
-    assert info.length == 10
-    with pytest.raises(grpc.RpcError) as failure:
-        workers[0].read(read_request(info))
-    assert code(failure) == grpc.StatusCode.PERMISSION_DENIED
-
-
 # -- short circuit -----------------------------------------------------------------------------------------
 
 
@@ -377,7 +364,7 @@ def test_cache_of_a_vanished_file_fails_only_when_waited_for(
     with pytest.raises(grpc.RpcError) as failure:
         cache(server, workers[0], info, 0, wait=True)
     assert code(failure) == grpc.StatusCode.UNKNOWN
-    assert "NotFound" in failure.value.details()
+    assert "NotFound" in str(failure.value.details())
 
 
 def load(client: WireClient, *pieces: tuple[FileInfo, int]) -> LoadResponse:

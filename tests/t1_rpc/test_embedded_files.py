@@ -7,6 +7,7 @@ import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -43,7 +44,7 @@ def client(server: EmbeddedServer) -> Iterator[WireClient]:
         yield connected
 
 
-def names(client: WireClient, path: bytes, **options: int) -> list[bytes]:
+def names(client: WireClient, path: bytes, **options: Any) -> list[bytes]:
     return [info.name for info in client.entries(path, **options)]
 
 
@@ -492,4 +493,4 @@ def test_free_of_a_full_folder_needs_recursive(client: WireClient, source: Path)
             metadata=client.metadata,
         )
     assert code(failure) == grpc.StatusCode.UNKNOWN
-    assert "recursive" in failure.value.details()
+    assert "recursive" in str(failure.value.details())

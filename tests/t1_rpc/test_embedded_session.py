@@ -102,7 +102,7 @@ def test_call_without_channel_id_is_unauthenticated(server: EmbeddedServer) -> N
     with WireClient(server.master_target, auth=False) as client, pytest.raises(grpc.RpcError) as failure:
         client.stat(b"/")
     assert code(failure) == grpc.StatusCode.UNAUTHENTICATED
-    assert "missing" in failure.value.details()
+    assert "missing" in str(failure.value.details())
 
 
 def test_channel_id_of_another_server_is_unauthenticated(server: EmbeddedServer) -> None:
@@ -111,7 +111,7 @@ def test_channel_id_of_another_server_is_unauthenticated(server: EmbeddedServer)
         with pytest.raises(grpc.RpcError) as failure:
             worker.read(ReadRequest(block_id=1 << 24, offset=0, length=1, chunk_size=1))
     assert code(failure) == grpc.StatusCode.UNAUTHENTICATED
-    assert "not authenticated" in failure.value.details()
+    assert "not authenticated" in str(failure.value.details())
 
 
 def test_channel_is_forgotten_when_its_handshake_stream_ends(server: EmbeddedServer) -> None:
