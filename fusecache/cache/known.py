@@ -97,6 +97,15 @@ class _HotEntries(LRUCache[tuple[int, bytes], "Hot | None"]):
         self.by_inode[entry.inode] = hot
 
 
+class Listing(NamedTuple):
+    """What others may know of a folder's listing."""
+
+    asked_at: float
+    """When it was asked for, in seconds of the clock."""
+    entries: int
+    immutable: bool
+
+
 class Known:
     """See the module. Event loop only."""
 
@@ -336,6 +345,13 @@ class Known:
         else:
             self._plan(folder)
         self._entries.set(self.store.entry_count())
+
+    def listing_of(self, inode: int) -> Listing | None:
+        """The listing of folder `inode` in use now; None when there is none of this boot in memory."""
+        folder = self._folders.get(inode)
+        if folder is None or folder.state is None or folder.state.boot != self.store.boot:
+            return None
+        return Listing(folder.state.asked_at, folder.state.entries, folder.rule.immutable)
 
     def stale_until(self, folder: Folder) -> float:
         """Until when a due listing may be served while nobody answers; the age of another boot's is unknown."""

@@ -94,6 +94,7 @@ class MetadataTree:
         self.path = known.path
         self.ufs_path = known.ufs_path
         self.superseded = known.superseded
+        self.listing_of = known.listing_of
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> NoReturn:
         """Own the tasks behind the tree: listings, the background refresher, pushes, sweeping. Runs until

@@ -124,6 +124,8 @@ class ClassicMount:
         settings = plan.settings
         self._client = client
         self._clock = clock
+        self._nursery: trio.Nursery | None = None
+        self._listing_again: set[int] = set()
         data_threads = trio.CapacityLimiter(settings.data_threads)
         metadata_threads = trio.CapacityLimiter(settings.metadata_threads)
         self.invalidator = Invalidator(metrics)
@@ -140,7 +142,7 @@ class ClassicMount:
             on_change=self.invalidator.change,
             hot_entries=settings.metadata_hot_entries,
         )
-        context = MetadataFileContext(self.tree, client, settings, clock)
+        context = MetadataFileContext(self.tree, client, settings, clock, list_again=self._list_again)
         self.readers = Readers(client, context, settings, metrics=metrics, clock=clock, limiter=data_threads)
         self._upkeep = Upkeep(
             client, self.readers, settings, metrics=metrics, clock=clock, limiter=trio.CapacityLimiter(2)
@@ -167,9 +169,7 @@ class ClassicMount:
         self._device = ""
         """Of our mount (mountinfo's major:minor)."""
         self._ready = metrics.gauge("fusecache_mount_ready")
-        self._nursery: trio.Nursery | None = None
         self._stopping = False
-        self._healing: set[int] = set()
         self._started_at = self._ticked_at = clock.now()
         self.source = str(plan.folder) if plan.folder else _alluxio_url(plan)
         self.read_ahead_bytes: int | None = None
@@ -310,17 +310,21 @@ class ClassicMount:
     def _heal_stale(self, inode: int) -> None:
         """A READ met a dead id: drop the kernel's pages of it and list its folder again, so that the path is healed."""
         self.invalidator.push(("inode", inode, b""))
-        if self._nursery is not None and inode not in self._healing:
-            self._healing.add(inode)
-            self._nursery.start_soon(self._list_again, inode)
+        self._list_again(inode)
 
-    async def _list_again(self, inode: int) -> None:
+    def _list_again(self, inode: int) -> None:
+        """List the folder of `inode` in the background, once at a time."""
+        if self._nursery is not None and inode not in self._listing_again:
+            self._listing_again.add(inode)
+            self._nursery.start_soon(self._refresh_folder_of, inode)
+
+    async def _refresh_folder_of(self, inode: int) -> None:
         try:
             await self.tree.refresh(inode, force_sync=False)
         except FusecacheError as error:
-            log.info("folder of a replaced file not listed again", inode=inode, error=str(error))
+            log.info("folder not listed again", inode=inode, error=str(error))
         finally:
-            self._healing.discard(inode)
+            self._listing_again.discard(inode)
 
     def _status_server(self, settings: Settings) -> AbstractContextManager[Any]:
         if settings.metrics_address is None:

@@ -3,6 +3,10 @@
 Joins the metadata tree and the Alluxio client for `prefetch.reader`, which knows neither: UFS path, whether an id is
 dead, and the check that a path still has its id after bytes came from the under storage (the window that remains is
 stated in SEMANTICS.md).
+
+The check is one GetStatus. For a file that is fetched whole, in one stream, it may be left out while the folder's
+listing is at most CONFIRM_AGE_S old; when many files of one folder need it, the folder is listed again instead, which
+confirms all of them: in a first epoch a call per file would cost a third of the rate.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fusecache.alluxio.client import AlluxioClient
+from fusecache.cache.record import Entry
 from fusecache.cache.tree import MetadataTree
 from fusecache.clock import Clock
 from fusecache.config.settings import Settings
@@ -19,15 +24,36 @@ from fusecache.rpc.budget import Budget
 NEVER_SYNC = -1
 """syncIntervalMs: ask what Alluxio has noticed, do not make it look at the under storage."""
 
+CONFIRM_AGE_S = 5.0
+"""A listing this young confirms a file that is fetched whole."""
+
+RELIST_AFTER = 16
+"""Checks of one folder's files after which the folder is listed again instead."""
+
+RELIST_ENTRIES = 20_000
+"""A larger folder is not listed for that: its listing takes longer than the checks it saves."""
+
 
 class MetadataFileContext:
     """`prefetch.reader.FileContext` over the tree."""
 
-    def __init__(self, tree: MetadataTree, client: AlluxioClient, settings: Settings, clock: Clock) -> None:
+    def __init__(
+        self,
+        tree: MetadataTree,
+        client: AlluxioClient,
+        settings: Settings,
+        clock: Clock,
+        *,
+        list_again: Callable[[int], None],
+    ) -> None:
+        """`list_again` lists the folder of an inode in the background."""
         self._tree = tree
         self._client = client
         self._settings = settings
         self._clock = clock
+        self._list_again = list_again
+        self._checks: dict[int, int] = {}
+        """Folder -> checks since its last listing."""
 
     def ufs_path(self, inode: int) -> bytes | None:
         """Path of the file in the under storage; None when unknown."""
@@ -37,11 +63,18 @@ class MetadataFileContext:
         """True when the id no longer names a live file."""
         return self._tree.superseded(inode)
 
-    def confirm(self, inode: int) -> Callable[[], None]:
-        """A blocking check, for a thread, that the path has this id now; raises StaleId."""
+    def confirm(self, entry: Entry, *, whole: bool) -> Callable[[], None]:
+        """A blocking check, for a thread, that the path has this id now; raises StaleId.
+
+        `whole`: the file is fetched in one stream, so that its bytes can't be of two versions.
+        """
+        inode = entry.inode
         path = self._tree.path(inode)
+        confirmed_until = self._confirmed_until(entry) if whole else 0.0
 
         def check() -> None:
+            if self._clock.now() < confirmed_until:
+                return
             budget = Budget(self._clock, self._settings.metadata_budget_s)
             try:
                 status = self._client.get_status(path, sync_interval_ms=NEVER_SYNC, budget=budget)
@@ -51,3 +84,18 @@ class MetadataFileContext:
                 raise StaleId(f"file id {inode - 1} was replaced by {status.file_id} while it was read")
 
         return check
+
+    def _confirmed_until(self, entry: Entry) -> float:
+        """Until when the folder's listing confirms; asks for a new one when it is old and often needed."""
+        listing = self._tree.listing_of(entry.parent)
+        if listing is None:
+            return 0.0
+        until = listing.asked_at + CONFIRM_AGE_S
+        if self._clock.now() < until:
+            self._checks.pop(entry.parent, None)
+        else:
+            checks = self._checks[entry.parent] = self._checks.get(entry.parent, 0) + 1
+            if checks >= RELIST_AFTER and listing.entries <= RELIST_ENTRIES:
+                del self._checks[entry.parent]
+                self._list_again(entry.inode)
+        return until

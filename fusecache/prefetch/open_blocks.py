@@ -20,7 +20,7 @@ from fusecache.alluxio.model import Block
 class OpenBlock:
     """One open block file."""
 
-    __slots__ = ("block_id", "doomed", "fd", "length", "users")
+    __slots__ = ("block_id", "doomed", "fd", "length", "users", "written_ns")
 
     def __init__(self, block_id: int, fd: int, length: int) -> None:
         self.block_id = block_id
@@ -31,6 +31,13 @@ class OpenBlock:
         """Threads reading from it now."""
         self.doomed = False
         """To be closed when the last user leaves."""
+        found = os.fstat(fd)
+        self.written_ns = found.st_mtime_ns if found.st_nlink > 1 else None
+        """Of a hard link: when its content was last written. None = a block file proper, which nobody writes to."""
+
+    def rewritten(self) -> bool:
+        """Whether another name of the same file was written to since this was opened (asked after each read)."""
+        return self.written_ns is not None and os.fstat(self.fd).st_mtime_ns != self.written_ns
 
 
 class OpenBlocks:

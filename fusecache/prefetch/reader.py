@@ -62,15 +62,15 @@ class FileContext(Protocol):
         """True when the id no longer names a live file."""
         ...
 
-    def confirm(self, inode: int) -> Callable[[], None]:
-        """A blocking check that the path still has this id; raises StaleId."""
+    def confirm(self, entry: Entry, *, whole: bool) -> Callable[[], None]:
+        """A blocking check that the path still has this id; raises StaleId. `whole`: fetched in one stream."""
         ...
 
 
 class FileReader:
     """One version of one file that is open."""
 
-    __slots__ = ("_blocks", "_learned", "_readers", "_single", "entry", "opens", "served_blocks")
+    __slots__ = ("_blocks", "_learned", "_readers", "_refused", "_single", "_whole", "entry", "opens")
 
     def __init__(self, readers: Readers, entry: Entry) -> None:
         self._readers = readers
@@ -79,7 +79,11 @@ class FileReader:
         self._blocks: dict[int, OpenBlock] = {}
         self._single: OpenBlock | None = None
         """The block file of a file of one block."""
+        self._whole = entry.block_count == 1 and entry.length <= readers.settings.fetch_bytes
+        """Fetched in one stream, if it has to be fetched."""
         self._learned: set[int] = set()
+        self._refused: set[int] = set()
+        """Blocks whose local file failed: another source from now on."""
 
     def hot_read(self, offset: int, size: int) -> memoryview | bytes | None:
         """The bytes if they are local and in memory, else None. The view is valid until the next call."""
@@ -96,7 +100,9 @@ class FileReader:
             opened = self._open(index)
             if opened is None:
                 return None
-        return self._readers.read_cached(opened.fd, offset, want, size)
+        data = self._readers.read_cached(opened.fd, offset, want, size)
+        # A hard link to a source file that somebody writes into holds another version now; `read` goes elsewhere.
+        return None if data is None or opened.rewritten() else data
 
     async def read(self, offset: int, size: int) -> bytes | memoryview:
         """The bytes from wherever they are; UpstreamError when every source failed within the budget."""
@@ -156,7 +162,7 @@ class FileReader:
         if opened is not None and opened.fd >= 0:
             return opened
         readers = self._readers
-        if not readers.settings.zero_rpc_reads:
+        if not readers.settings.zero_rpc_reads or index in self._refused:
             return None
         entry = self.entry
         block = Block(
@@ -186,9 +192,10 @@ class FileReader:
             try:
                 return await readers.read_file(opened, start, stop - start)
             except OSError as error:
+                self._refused.add(index)
                 readers.local_failed(error, opened)
         return await readers.fetcher.read(
-            block or self.block(index), start, stop, budget, readers.context.confirm(self.entry.inode)
+            block or self.block(index), start, stop, budget, readers.context.confirm(self.entry, whole=self._whole)
         )
 
     async def _learn(self, index: int, block: Block, budget: Budget) -> OpenBlock | None:
@@ -304,6 +311,8 @@ class Readers:
         opened.users += 1
         try:
             data = await trio.to_thread.run_sync(_pread_all, opened.fd, offset, size, limiter=self.limiter)
+            if opened.rewritten():
+                raise OSError(errno.ESTALE, "the file that it is a link to was written to")
         finally:
             self.open_blocks.leave(opened)
         self._local_bytes.value += size

@@ -199,7 +199,7 @@ async def below_kernel(
             )
             readers = Readers(
                 client,
-                MetadataFileContext(tree, client, chosen, clock),
+                MetadataFileContext(tree, client, chosen, clock, list_again=lambda inode: None),
                 chosen,
                 metrics=metrics,
                 clock=clock,
@@ -212,6 +212,7 @@ async def below_kernel(
                 HiddenFolder({}),
                 metrics=metrics,
                 capacity=lambda: Capacity(0, 0),
+                metadata_budget_s=chosen.metadata_budget_s,
                 on_stale_read=lambda inode: keep(Change("attributes", inode, b"", inode)),
             )
             try:

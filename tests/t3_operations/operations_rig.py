@@ -19,6 +19,7 @@ import trio
 from fusecache.alluxio.model import Block, Capacity, file_id_of
 from fusecache.cache.freshness import FreshnessPolicy
 from fusecache.cache.listing_diff import Change
+from fusecache.cache.record import Entry
 from fusecache.cache.store import MetadataStore
 from fusecache.cache.tree import MetadataTree
 from fusecache.config.settings import Settings
@@ -95,9 +96,6 @@ class Contents:
         start = (block.block_id & 0xFFFFFF) * (64 << 20) + offset
         return FakeStream(self.by_file_id[file_id_of(block.block_id)][start : start + length])
 
-    def cache(self, block: Block, budget: Budget) -> None:
-        raise AssertionError("nothing here comes from the under storage")
-
 
 class TreeContext:
     """What the readers ask of the metadata."""
@@ -112,7 +110,8 @@ class TreeContext:
     def superseded(self, inode: int) -> bool:
         return self._tree.superseded(inode)
 
-    def confirm(self, inode: int) -> Callable[[], None]:
+    def confirm(self, entry: Entry, *, whole: bool) -> Callable[[], None]:
+        inode = entry.inode
         path = self._tree.path(inode)
 
         def check() -> None:

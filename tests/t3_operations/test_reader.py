@@ -102,6 +102,7 @@ class FakeContext:
     def __init__(self) -> None:
         self.dead = False
         self.confirmed = 0
+        self.whole: list[bool] = []
         self.replaced = False
 
     def ufs_path(self, inode: int) -> bytes | None:
@@ -110,7 +111,9 @@ class FakeContext:
     def superseded(self, inode: int) -> bool:
         return self.dead
 
-    def confirm(self, inode: int) -> Callable[[], None]:
+    def confirm(self, entry: Entry, *, whole: bool) -> Callable[[], None]:
+        self.whole.append(whole)
+
         def check() -> None:
             self.confirmed += 1
             if self.replaced:
@@ -328,3 +331,24 @@ async def test_reader_open_blocks_stay_below_the_limit(tmp_path: Path) -> None:
                 assert data is not None
                 assert bytes(data) == content[offset : offset + KIB]
         assert len(readers.open_blocks) <= 16
+
+
+async def test_reader_linked_block_file_that_is_written_to_is_not_used(
+    tmp_path: Path, expected_logs: Callable[..., None]
+) -> None:
+    """A block that is a hard link to a source file holds other bytes once somebody writes into that file."""
+    expected_logs(r"local block file failed", count=1)
+    content = content_of(256 * KIB)
+    client, metrics = FakeClient(content, 64 * MIB, tmp_path), Metrics()
+    path = client.make_local(0)
+    os.utime(path, ns=(1, 1))
+    os.link(path, tmp_path / "source")
+    async with readers_over(client, FakeContext(), metrics) as readers:
+        reader = readers.open(entry_of(content, 64 * MIB))
+        assert reader.hot_read(0, 4096) is not None
+        with open(tmp_path / "source", "r+b") as file:
+            file.write(b"x" * (256 * KIB))
+        assert reader.hot_read(64 * KIB, 4096) is None
+        assert bytes(await reader.read(64 * KIB, 4096)) == content[64 * KIB : 68 * KIB]
+        assert reader.hot_read(64 * KIB, 4096) is None, "not opened again either"
+    assert metrics.snapshot()["fusecache_block_sources_failed_total{source=local_block}"] == 1
