@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from fusecache.cli.options import Common, everywhere, print_json, setting_flags
 from fusecache.errors import FusecacheError, InterruptedWait
 
+if TYPE_CHECKING:
+    from rich.status import Status
+
 POLL_S = 0.2
+TELL_S = 60.0
+"""Off a terminal: seconds between lines that say why it still waits."""
+
 PROBE_S = 5.0
 """Seconds one look may take: a mount that hangs is asked again."""
 
@@ -34,16 +43,30 @@ def wait(mountpoint: Path, timeout_s: float, common: Common, flags: dict[str, ob
       fusecache wait /mnt/imagenet --timeout-s 600
     """
     runtime_dir = common.configuration(flags).settings.runtime_dir
-    started = time.monotonic()
-    while (why_not := _why_not(mountpoint, runtime_dir)) is not None:
-        if time.monotonic() - started >= timeout_s:
-            raise InterruptedWait(f"{str(mountpoint)!r} is not ready after {timeout_s:g} s: {why_not}")
-        time.sleep(POLL_S)
+    started = told_at = time.monotonic()
+    with ExitStack() as stack:
+        spinner = stack.enter_context(_spinner()) if sys.stderr.isatty() else None
+        while (why_not := _why_not(mountpoint, runtime_dir)) is not None:
+            now = time.monotonic()
+            if now - started >= timeout_s:
+                raise InterruptedWait(f"{str(mountpoint)!r} is not ready after {timeout_s:g} s: {why_not}")
+            if spinner is not None:
+                spinner.update(f"{mountpoint}: {why_not} ({now - started:.0f} s)")
+            elif now - told_at >= TELL_S:
+                told_at = now
+                click.echo(f"{mountpoint}: {why_not} ({now - started:.0f} s)", err=True)
+            time.sleep(POLL_S)
     waited_s = time.monotonic() - started
     if common.as_json:
         print_json({"mountpoint": mountpoint, "ready": True, "waited_s": round(waited_s, 3)})
     else:
         click.echo(f"{mountpoint}: ready")
+
+
+def _spinner() -> Status:
+    from rich.console import Console
+
+    return Console(stderr=True).status("waiting")
 
 
 def _why_not(mountpoint: Path, runtime_dir: Path) -> str | None:
