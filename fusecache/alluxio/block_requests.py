@@ -63,14 +63,17 @@ def open_local_block(connection: Connection, block_id: int, timeout_s: float) ->
         stream, call = connection.converse(OPEN_LOCAL_BLOCK, requests, login_s=timeout_s, timeout_s=timeout_s)
         try:
             answer = next(stream, None)
+            requests.end()
+            # The server unlocks the block when it sees the half-close, and then ends the call; cancelling at once would
+            # make it log an error for every touched block.
+            next(stream, None)
         except grpc.RpcError as error:
             call.failed(error)
             raise
         finally:
             requests.end()
+            stream.cancel()
         call.succeeded()
-        # Half-closing has unlocked the block; the rest of the call is of no interest.
-        stream.cancel()
     except grpc.RpcError as error:
         raise to_error(error, what) from error
     if answer is None:

@@ -50,6 +50,9 @@ LAST_WORD_S = 5.0
 """How long the end of a call is awaited after its last byte, as Alluxio's own client does: the block worker commits
 a block that it has just read from the under storage before it ends the call."""
 
+LAST_WORD_OF_HOLDER_S = 1.0
+"""The same when there is nothing to commit: only a server that is in trouble needs as long."""
+
 UNLIMITED_UFS_READS = 2**31 - 1
 FIRST_PAUSE_S = 0.25
 LONGEST_PAUSE_S = 2.0
@@ -229,22 +232,24 @@ class _Attempt:
             self._requests.acknowledge(self._position)
         return data
 
-    def finish(self) -> None:
-        """All bytes have come: end the request side, and let the server end the call (at most LAST_WORD_S)."""
-        if self._over:
-            return
+    def finish(self, budget: Budget) -> bool:
+        """All bytes have come: end the request side, and let the server end the call. True when it did so with OK."""
         self._requests.end()
-        self._watched.deadline = self._clock.now() + LAST_WORD_S
+        limit_s = LAST_WORD_S if self.stores else LAST_WORD_OF_HOLDER_S
+        self._watched.deadline = self._clock.now() + min(limit_s, budget.remaining_s())
         try:
             surplus = next(self._stream, None)
         except grpc.RpcError as error:
-            # The bytes are there and counted; how the call ended only matters to the statistics and the session.
+            # The bytes are there and counted: how the call ended matters to the statistics and to the session only.
             self._over = True
-            self._ended_with(error)
+            with contextlib.suppress(UpstreamError):
+                self._call.failed(error)
+            return False
         else:
             if surplus is None:
                 self._over = True
                 self._call.succeeded()
+            return surplus is None
         finally:
             self.abort()
 
@@ -263,13 +268,10 @@ class _Attempt:
             self._call.cancelled()
             return SourceFailed(Unavailable(f"{self._name}: no bytes for {self._options.stall_s:g} s"), final=False)
         try:
-            self._ended_with(error)
+            self._call.failed(error)
         except UpstreamError as refused:
             return SourceFailed(refused, final=True)
         return SourceFailed(to_error(error, self._name), final=not is_temporary(error))
-
-    def _ended_with(self, error: grpc.RpcError) -> None:
-        self._call.failed(error)
 
     def _lie(self, what: str, text: str) -> SourceFailed:
         return SourceFailed(Rejected(what, f"{self._name}: {text}"), final=True)
@@ -364,7 +366,7 @@ class BlockStream:
             raise
         self.position += wanted
         if self._received == self.end and self._attempt is not None:
-            self._complete(self._attempt)
+            self._complete(self._attempt, budget)
         if len(parts) == 1 and isinstance(parts[0], bytes):
             return parts[0]
         return b"".join(parts)
@@ -483,10 +485,10 @@ class BlockStream:
             f" {self._last_reason}"
         )
 
-    def _complete(self, attempt: _Attempt) -> None:
+    def _complete(self, attempt: _Attempt, budget: Budget) -> None:
         self._attempt = None
-        attempt.finish()
-        self._sources.served(attempt.source, self._block, stored=attempt.stores)
+        ended_well = attempt.finish(budget)
+        self._sources.served(attempt.source, self._block, stored=attempt.stores and ended_well)
 
     def _rewind(self) -> None:
         attempt, self._attempt = self._attempt, None

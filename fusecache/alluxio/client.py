@@ -20,6 +20,7 @@ import random
 from collections.abc import Iterator, Sequence
 
 import grpc
+import structlog
 
 from fusecache.alluxio import block_requests, decode
 from fusecache.alluxio.block_sources import BlockSources, StoragePolicy
@@ -50,6 +51,8 @@ from fusecache.rpc.budget import Budget
 from fusecache.rpc.channel import BLOCK_WORKER_RECEIVE_BYTES, MASTER_RECEIVE_BYTES
 from fusecache.rpc.stall_watch import StallWatch
 from fusecache.rpc.tls import TlsFiles, load_credentials
+
+log = structlog.get_logger(__name__)
 
 LEARN_PAUSE_S = 60.0
 """A block worker whose folders are not visible here is asked again after this time: they may be mounted later."""
@@ -249,6 +252,9 @@ class AlluxioClient:
                 self._workers.suspect(worker, str(to_error(error, worker.address.target)))
             except Unavailable as error:
                 self._workers.suspect(worker, str(error))
+            except UpstreamError as error:
+                # A block worker that keeps pages instead of block files can't tell a path; reading through it works.
+                log.debug("no local path", block=block_id, target=worker.address.target, reason=str(error))
         return None
 
     def _connect(self, target: str, max_receive_bytes: int) -> Connection:

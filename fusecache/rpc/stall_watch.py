@@ -48,12 +48,16 @@ class StallWatch:
         """Put a call under watch; `cancel` must be thread-safe, quick and idempotent."""
         watched = Watched(cancel)
         with self._condition:
-            if not self._closed and self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="stall-watch", daemon=True)
-                self._thread.start()
-            self._live.add(watched)
-            if len(self._live) == 1:
-                self._condition.notify()
+            closed = self._closed
+            if not closed:
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._run, name="stall-watch", daemon=True)
+                    self._thread.start()
+                self._live.add(watched)
+                if len(self._live) == 1:
+                    self._condition.notify()
+        if closed:
+            watched.fire()
         return watched
 
     def remove(self, watched: Watched) -> None:

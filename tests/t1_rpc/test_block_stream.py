@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 import threading
+import zlib
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
@@ -116,7 +118,7 @@ def test_read_any_size_of_reads_gives_the_same_bytes(
 
 
 @pytest.mark.parametrize("length", [1, 10, 4095, 4096, 4097])
-def test_read_tiny_block_is_exact_whatever_is_asked(
+def test_report_29_tiny_block_is_exact_whatever_is_asked(
     holder: ScriptedAlluxio, client: AlluxioClient, budget: Budget, length: int
 ) -> None:
     holder.blocks[BLOCK_ID] = DATA[:length]
@@ -126,7 +128,7 @@ def test_read_tiny_block_is_exact_whatever_is_asked(
 
 
 @pytest.mark.parametrize("delta", [-1, 0, 1])
-def test_read_file_around_a_block_multiple_is_exact(
+def test_report_27_file_around_a_block_multiple_is_exact(
     master: ScriptedAlluxio, worker: ScriptedAlluxio, client: AlluxioClient, budget: Budget, delta: int
 ) -> None:
     size = 4096
@@ -145,7 +147,7 @@ def test_read_file_around_a_block_multiple_is_exact(
     assert tail.read(4096, budget) == content[-1:]
 
 
-def test_read_block_ids_with_the_high_bits_set_are_served(
+def test_report_28_block_ids_with_the_high_bits_set_are_served(
     worker: ScriptedAlluxio, client: AlluxioClient, budget: Budget
 ) -> None:
     block_id = ((1 << 39) - 2) << 24
@@ -501,3 +503,45 @@ def test_close_from_another_thread_ends_a_waiting_read(
     with pytest.raises(Unavailable, match="closed"):
         stream.read(10, budget)
     closer.join()
+
+
+RECORDS = 64
+RECORD_BYTES = 5000
+
+
+def test_report_26_heavy_load_on_a_failing_backend_gives_whole_records_or_errors(
+    holder: ScriptedAlluxio,
+    second: ScriptedAlluxio,
+    client: AlluxioClient,
+    budget: Budget,
+    expected_logs: Declare,
+) -> None:
+    """Checked records (as TFRecord has them) read by many threads while streams are cut and fail: never zeros."""
+    expected_logs("block worker failed")
+    rng = random.Random(26)
+    records = []
+    for _ in range(RECORDS):
+        payload = rng.randbytes(RECORD_BYTES - 4)
+        records.append(payload + zlib.crc32(payload).to_bytes(4, "little"))
+    content = b"".join(records)
+    holder.blocks[BLOCK_ID] = second.blocks[BLOCK_ID] = content
+    faults = [
+        rng.choice(
+            [ReadFault(cut_after=rng.randrange(RECORD_BYTES)), ReadFault(fail_after=rng.randrange(RECORD_BYTES))]
+        )
+        for _ in range(150)
+    ]
+    holder.read_faults = second.read_faults = deque(faults)
+    wanted = block(BLOCK_ID, len(content), (1, 2))
+
+    def check(number: int) -> bool:
+        offset = number % RECORDS * RECORD_BYTES
+        record = client.open_stream(wanted, offset, RECORD_BYTES, budget).read(RECORD_BYTES, budget)
+        return zlib.crc32(record[:-4]).to_bytes(4, "little") == record[-4:] and record == records[number % RECORDS]
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(check, range(4 * RECORDS)))
+    assert not holder.read_faults, "every fault was met"
+    done = holder.done + second.done
+    assert done["cut"] > 20
+    assert done["failed"] > 20
