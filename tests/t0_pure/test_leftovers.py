@@ -23,7 +23,7 @@ def test_differences_name_an_open_file_until_it_is_closed(tmp_path: Path) -> Non
 
 def test_differences_name_a_child_and_a_zombie_until_it_is_waited_for(tmp_path: Path) -> None:
     before = leftovers.take(tmp_path)
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
     assert child.stdin is not None
     assert any(f"child {child.pid}: {sys.executable}" in line for line in leftovers.differences(before))
     child.stdin.close()
