@@ -186,6 +186,8 @@ def _shut_down(peer: str) -> None:
         except OSError:
             continue  # closed meanwhile
         with socket.socket(fileno=copy) as candidate, contextlib.suppress(OSError):
+            if candidate.family not in (socket.AF_INET, socket.AF_INET6):
+                continue  # the name of a unix socket's peer is a text
             # OSError: not connected. gRPC's sockets are IPv6 ones that show IPv4 as ::ffff:127.0.0.1.
             found = candidate.getpeername()
             if (found[0].removeprefix("::ffff:"), str(found[1])) == (host.strip("[]"), port):

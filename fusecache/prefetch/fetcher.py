@@ -23,7 +23,7 @@ import trio
 from fusecache.alluxio.model import Block
 from fusecache.clock import Clock
 from fusecache.config.settings import Settings
-from fusecache.errors import FusecacheError, UpstreamError
+from fusecache.errors import FusecacheError, Unavailable, UpstreamError
 from fusecache.metrics import Metrics
 from fusecache.prefetch.read_buffer import Extent, ReadBuffer
 from fusecache.prefetch.window import Fetch, FetchWindow
@@ -127,6 +127,7 @@ class Fetcher:
         position = start
         while position < end:
             extent = self.buffer.covering(block.block_id, position)
+            joined = extent is not None
             if extent is None:
                 extent = self._begin(block, position, end, budget, confirm)
             elif extent.data is not None:
@@ -134,10 +135,12 @@ class Fetcher:
             if extent.data is None:
                 with trio.move_on_after(budget.remaining_s()):
                     await extent.done.wait()
+                if joined and isinstance(extent.error, Unavailable) and not budget.spent():
+                    continue  # it ended with the budget of whoever began it; this read still has time of its own
                 if extent.error is not None:
                     raise extent.error
                 if extent.data is None:
-                    raise UpstreamError(f"block {block.block_id}: no byte within {budget.total_s:.0f} s")
+                    raise UpstreamError(f"block {block.block_id}: no byte within {budget.total_s:g} s")
             stop = min(end, extent.end)
             pieces.append(memoryview(extent.data)[position - extent.start : stop - extent.start])
             position = stop
