@@ -18,7 +18,7 @@ from fusecache.embedded import inode as inodes
 from fusecache.embedded.block_worker import BlockWorker
 from fusecache.embedded.freed_blocks import FreedBlocks
 from fusecache.embedded.inode import Inode
-from fusecache.embedded.namespace import Load, Namespace
+from fusecache.embedded.namespace import Load, Namespace, split_path
 from fusecache.embedded.rpc_methods import answer_stream, one_answer
 from fusecache.embedded.source import SourceFolder
 from fusecache.errors import InvalidRequest, NotFound, UpstreamError
@@ -89,7 +89,7 @@ class Master:
         inode = self._namespace.get(
             request.path, _load(options.loadMetadataType), _sync_interval_ms(options.commonOptions)
         )
-        path = self._namespace.path_of(inode.id)
+        path = b"/" + b"/".join(split_path(request.path))
         return file_system_master_pb2.GetStatusPResponse(fileInfo=self._file_info(inode, path))
 
     def list_status(

@@ -6,12 +6,13 @@ whatever a sync interval calls too old. Everything else is answered from memory 
 nobody synchronised goes unnoticed, as with Alluxio.
 
 A file whose length or modification time changed gets a new id, and so new block ids; other attributes change
-under the same id. Times of the last synchronisation are held in memory: after a restart everything counts as
-never synchronised, as after a restart of an Alluxio master.
+under the same id. `sync_times` remembers when what was looked at.
 
-Scans of large folders are streamed: a few thousand entries are looked at, then written in one transaction.
-Locks: `_folder_lock` (striped by folder id) orders scans and single loads within one folder; LMDB allows one
-writer at a time; readers are never blocked. Not here: protobuf, block files.
+Scans of large folders are streamed: a few thousand entries are looked at, then written in one transaction, and
+single names can be loaded meanwhile. One scan of a folder at a time (`_scan_lock`, striped by folder id); LMDB
+allows one writer at a time; readers are never blocked. What a transaction writes is looked at within it, or, when
+it differs from what is known, looked at again, so that a newer look is never undone by an older one.
+Not here: protobuf, block files.
 """
 
 from __future__ import annotations
@@ -20,18 +21,19 @@ import struct
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from itertools import islice
 from pathlib import Path
 
-import cachetools
 import lmdb
 
 from fusecache.clock import Clock
 from fusecache.embedded import inode as inodes
 from fusecache.embedded.inode import ROOT_ID, Inode
 from fusecache.embedded.source import Found, SourceFolder
+from fusecache.embedded.sync_times import SyncTimes
 from fusecache.errors import InvalidRequest, NotFound, StateError
 
 MAP_SIZE_BYTES = 64 << 30
@@ -40,7 +42,6 @@ SCAN_BATCH = 4096
 """Entries per write transaction: 1,000,000 files are 245 transactions, and a writer waits at most some 50 ms."""
 FORMAT = b"1"
 _ID = struct.Struct(">Q")
-_SYNC_TIMES_KEPT = 200_000
 _LOCK_STRIPES = 64
 
 
@@ -72,14 +73,12 @@ class Namespace:
         """
         self._source = source
         self._block_size = block_size
-        self._clock = clock
         self._default_sync_interval_ms = default_sync_interval_ms
         self._on_gone = on_gone
-        self._synced: cachetools.LRUCache[int, float] = cachetools.LRUCache(_SYNC_TIMES_KEPT)
-        self._children_synced: cachetools.LRUCache[int, float] = cachetools.LRUCache(_SYNC_TIMES_KEPT)
-        self._absent: cachetools.LRUCache[tuple[int, bytes], float] = cachetools.LRUCache(_SYNC_TIMES_KEPT)
-        self._times_lock = threading.Lock()
-        self._folder_locks = [threading.RLock() for _ in range(_LOCK_STRIPES)]
+        self._times = SyncTimes(clock)
+        self._added_while_scanned: Counter[int] = Counter()
+        self._added_lock = threading.Lock()
+        self._scan_locks = [threading.Lock() for _ in range(_LOCK_STRIPES)]
         try:
             self._env = lmdb.open(str(folder), map_size=MAP_SIZE_BYTES, max_dbs=3, max_readers=2048)
             self._inodes = self._env.open_db(b"inodes")
@@ -113,14 +112,14 @@ class Namespace:
                 )
             child = self._child(parent.id, name)
             if child is None:
-                if self._look_for_missing(parent.id, name, load, sync_interval_ms):
+                if self._look_for(parent.id, name, load, sync_interval_ms):
                     child = self._load_one(parent, name, b"/" + b"/".join(names[: depth + 1]))
-            elif depth == len(names) - 1 and self._due(child.id, parent.id, sync_interval_ms):
+            elif depth == len(names) - 1 and self._times.due(child.id, parent.id, sync_interval_ms):
                 child = self._load_one(parent, name, b"/" + b"/".join(names))
             if child is None:
                 raise NotFound(f'Path "{path.decode(errors="replace")}" does not exist.')
             inode = child
-        if not names and self._due(ROOT_ID, None, sync_interval_ms):
+        if not names and self._times.due(ROOT_ID, None, sync_interval_ms):
             inode = self._refresh_root()
         return inode
 
@@ -140,7 +139,7 @@ class Namespace:
             return
         interval = self._default_sync_interval_ms if sync_interval_ms is None else sync_interval_ms
         never_listed = not inode.loaded and load is not Load.NEVER
-        if never_listed or load is Load.ALWAYS or self._children_due(inode.id, interval):
+        if never_listed or load is Load.ALWAYS or self._times.children_due(inode.id, interval):
             self._scan(inode, parent_path)
         yield from ((parent_path, found) for found in self._batches(inode.id, batch))
 
@@ -173,22 +172,29 @@ class Namespace:
                 elif recursive:
                     yield from self.files_below(child, recursive=True)
 
+    def _look_for(self, parent_id: int, name: bytes, load: Load, interval_ms: int) -> bool:
+        """Whether a name that is not known is looked for in the source."""
+        if load is Load.ALWAYS:
+            return True
+        return self._times.look_for(parent_id, name, load=load is Load.ONCE, interval_ms=interval_ms)
+
     # -- looks at the source -------------------------------------------------------------------------------
 
     def _load_one(self, parent: Inode, name: bytes, path: bytes) -> Inode | None:
         """Look at one name in the source and remember the answer; None when it is not there."""
-        with self._folder_lock(parent.id):
-            found = self._source.look(path)
-            gone: list[Inode] = []
-            with self._env.begin(write=True) as txn:
-                before = self._child_in(txn, parent.id, name)
-                after = self._merge(txn, parent.id, name, before, found, gone)
-                self._count_children(txn, parent.id, (after is not None) - (before is not None))
-            with self._times_lock:
-                if after is None:
-                    self._absent[parent.id, name] = self._clock.now()
-                else:
-                    self._synced[after.id] = self._clock.now()
+        gone: list[Inode] = []
+        with self._env.begin(write=True) as txn:
+            before = self._child_in(txn, parent.id, name)
+            after = self._merge(txn, parent.id, name, before, self._source.look(path), gone)
+            self._count_children(txn, parent.id, (after is not None) - (before is not None))
+        if after is None:
+            self._times.missed(parent.id, name)
+        else:
+            self._times.looked_at(after.id)
+        if before is None and after is not None:
+            with self._added_lock:
+                if parent.id in self._added_while_scanned:
+                    self._added_while_scanned[parent.id] += 1
         self._report(gone)
         return after
 
@@ -197,36 +203,52 @@ class Namespace:
         found = self._source.look(b"/")
         if found is None:
             raise NotFound("the served folder is gone")
-        with self._folder_lock(ROOT_ID), self._env.begin(write=True) as txn:
+        with self._env.begin(write=True) as txn:
             root = self._with_attributes(self._inode_in(txn, ROOT_ID), found)
             self._put(txn, root)
-        self._mark(self._synced, ROOT_ID)
+        self._times.looked_at(ROOT_ID)
         return root
 
     def _scan(self, folder: Inode, path: bytes) -> None:
         """Merge the folder's content in the source into the database, `SCAN_BATCH` names a transaction."""
-        with self._folder_lock(folder.id):
-            known_before = self._inode(folder.id).children
-            entries = self._source.scan(path)
-            seen_again = 0
-            while batch := list(islice(entries, SCAN_BATCH)):
-                gone: list[Inode] = []
-                batch.sort()  # B-tree inserts in order touch each page once
-                with self._env.begin(write=True) as txn:
-                    added = 0
-                    for name, found in batch:
-                        before = self._child_in(txn, folder.id, name)
-                        self._merge(txn, folder.id, name, before, found, gone)
-                        added += before is None
+        with self._scan_lock(folder.id):
+            with self._added_lock:
+                self._added_while_scanned[folder.id] = 0
+            try:
+                known = self._inode(folder.id).children
+                entries = self._source.scan(path)
+                seen_again = 0
+                while batch := list(islice(entries, SCAN_BATCH)):
+                    batch.sort()  # B-tree inserts in order touch each page once
+                    added = self._merge_batch(folder.id, path.rstrip(b"/") + b"/", batch)
                     seen_again += len(batch) - added
-                    self._count_children(txn, folder.id, added)
-                self._report(gone)
-            if seen_again < known_before:
+            finally:
+                with self._added_lock:
+                    added_meanwhile = self._added_while_scanned.pop(folder.id)
+            if seen_again < known + added_meanwhile:
                 self._drop_vanished(folder.id, path)
             with self._env.begin(write=True) as txn:
                 self._put(txn, self._inode_in(txn, folder.id)._replace(loaded=True))
-            self._mark(self._synced, folder.id)
-            self._mark(self._children_synced, folder.id)
+            self._times.listed(folder.id)
+
+    def _merge_batch(self, folder_id: int, prefix: bytes, batch: list[tuple[bytes, Found]]) -> int:
+        """Merge some names of a scan in one transaction; how many were new."""
+        gone: list[Inode] = []
+        added = dropped = 0
+        with self._env.begin(write=True) as txn:
+            for name, found in batch:
+                before = self._child_in(txn, folder_id, name)
+                if before is None or _same(before, found):
+                    self._merge(txn, folder_id, name, before, found, gone)
+                else:
+                    # It was looked at some time ago; what is known may be newer than that.
+                    now = self._source.look(prefix + name)
+                    self._merge(txn, folder_id, name, before, now, gone)
+                    dropped += now is None
+                added += before is None
+            self._count_children(txn, folder_id, added - dropped)
+        self._report(gone)
+        return added
 
     def _drop_vanished(self, folder_id: int, path: bytes) -> None:
         """Forget children that the source has no longer.
@@ -260,13 +282,11 @@ class Namespace:
             if before is not None:
                 self._remove(txn, before, gone)
             return None
-        if before is not None and before.folder == found.folder:
-            same_content = found.folder or (before.length == found.length and before.mtime_ns == found.mtime_ns)
-            if same_content:
-                after = self._with_attributes(before, found)
-                if after != before:
-                    self._put(txn, after)
-                return after
+        if before is not None and _same(before, found):
+            after = self._with_attributes(before, found)
+            if after != before:
+                self._put(txn, after)
+            return after
         if before is not None:
             if before.folder:
                 self._remove(txn, before, gone)
@@ -294,15 +314,15 @@ class Namespace:
         )
         self._put(txn, inode)
         txn.put(_ID.pack(parent_id) + name, _ID.pack(new_id), db=self._names)
-        with self._times_lock:
-            self._absent.pop((parent_id, name), None)
+        self._times.appeared(parent_id, name)
         return inode
 
     def _remove(self, txn: lmdb.Transaction, inode: Inode, gone: list[Inode]) -> None:
         """Forget an inode and, for a folder, everything below it."""
         if inode.folder:
-            for child in list(self._children_in(txn, inode.id, b"", None)):
-                self._remove(txn, child, gone)
+            while children := list(self._children_in(txn, inode.id, b"", SCAN_BATCH)):
+                for child in children:
+                    self._remove(txn, child, gone)
         else:
             gone.append(inode)
         txn.delete(_ID.pack(inode.id), db=self._inodes)
@@ -312,42 +332,6 @@ class Namespace:
         if self._on_gone is not None:
             for inode in gone:
                 self._on_gone(inode)
-
-    # -- sync times ----------------------------------------------------------------------------------------
-
-    def _due(self, inode_id: int | None, parent_id: int | None, interval_ms: int) -> bool:
-        """Whether one name must be looked at again; a listing of its parent counts as a look at it."""
-        with self._times_lock:
-            own = self._synced.get(inode_id, None) if inode_id is not None else None
-            listed = self._children_synced.get(parent_id, None) if parent_id is not None else None
-        return self._older(max((t for t in (own, listed) if t is not None), default=None), interval_ms)
-
-    def _look_for_missing(self, parent_id: int, name: bytes, load: Load, interval_ms: int) -> bool:
-        """Whether a name that is not known is looked for in the source.
-
-        As Alluxio's absent cache: a name that was looked for and missing stays missing for load type ONCE until
-        it is synchronised, or its folder is.
-        """
-        with self._times_lock:
-            absent_since = self._absent.get((parent_id, name), None)
-        known_absent = absent_since is not None
-        if load is Load.ALWAYS or (load is Load.ONCE and not known_absent):
-            return True
-        return self._older(absent_since, interval_ms) if known_absent else self._due(None, parent_id, interval_ms)
-
-    def _children_due(self, folder_id: int, interval_ms: int) -> bool:
-        with self._times_lock:
-            listed = self._children_synced.get(folder_id, None)
-        return self._older(listed, interval_ms)
-
-    def _older(self, last: float | None, interval_ms: int) -> bool:
-        if interval_ms < 0:
-            return False
-        return interval_ms == 0 or last is None or (self._clock.now() - last) * 1000 > interval_ms
-
-    def _mark(self, times: cachetools.LRUCache[int, float], inode_id: int) -> None:
-        with self._times_lock:
-            times[inode_id] = self._clock.now()
 
     # -- database ------------------------------------------------------------------------------------------
 
@@ -415,7 +399,7 @@ class Namespace:
             return None
         return self._inode_in(txn, _ID.unpack(key)[0])
 
-    def _children_in(self, txn: lmdb.Transaction, folder_id: int, after: bytes, limit: int | None) -> Iterable[Inode]:
+    def _children_in(self, txn: lmdb.Transaction, folder_id: int, after: bytes, limit: int) -> Iterable[Inode]:
         """Children with names greater than `after`, in order of their bytes."""
         prefix = _ID.pack(folder_id)
         cursor = txn.cursor(db=self._names)
@@ -443,8 +427,8 @@ class Namespace:
             folder = self._inode_in(txn, folder_id)
             self._put(txn, folder._replace(children=folder.children + change))
 
-    def _folder_lock(self, folder_id: int) -> threading.RLock:
-        return self._folder_locks[folder_id % _LOCK_STRIPES]
+    def _scan_lock(self, folder_id: int) -> threading.Lock:
+        return self._scan_locks[folder_id % _LOCK_STRIPES]
 
     @staticmethod
     def _with_attributes(inode: Inode, found: Found) -> Inode:
@@ -453,6 +437,13 @@ class Namespace:
         Not the modification time: a file with another one is another file, a folder keeps its first one.
         """
         return inode._replace(mode=found.mode, uid=found.uid, gid=found.gid)
+
+
+def _same(inode: Inode, found: Found) -> bool:
+    """Whether what is found is still the file or folder that is known."""
+    if inode.folder or found.folder:
+        return inode.folder == found.folder
+    return inode.length == found.length and inode.mtime_ns == found.mtime_ns
 
 
 def split_path(path: bytes) -> list[bytes]:
