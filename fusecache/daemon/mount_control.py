@@ -7,28 +7,54 @@ peer). Paths are relative to the mount's root and travel as text with surrogate 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import trio
 
 import fusecache
 from fusecache import logs
-from fusecache.config.settings import LogLevel
+from fusecache.alluxio.model import ClusterIdentity
+from fusecache.cache.tree import MetadataTree
+from fusecache.config.settings import LogLevel, MountPlan
 from fusecache.daemon.control import ControlServer, Handler, socket_path
 from fusecache.errors import UsageError
+from fusecache.fs.invalidation import Invalidator
 from fusecache.fs.operations import ROOT
-
-if TYPE_CHECKING:
-    from fusecache.daemon.classic import ClassicMount
+from fusecache.metrics import Metrics
 
 PUSH_WAIT_S = 5.0
 """A refresh answers once its invalidations are sent, or after this time (one may wait for a READ in flight)."""
 
 
+class ControlledMount(Protocol):
+    """What the socket tells of a mount and does to it."""
+
+    plan: MountPlan
+    identity: ClusterIdentity
+    metrics: Metrics
+    tree: MetadataTree
+    invalidator: Invalidator
+    source: str
+    read_ahead_bytes: int | None
+
+    @property
+    def ready(self) -> bool:
+        """True while reads work."""
+        ...
+
+    def uptime_s(self) -> float:
+        """Seconds since its start."""
+        ...
+
+    async def find(self, parent: int, name: bytes, *, last: bool) -> int | None:
+        """Inode of a folder in `parent`; None when `last` and it is a file or missing."""
+        ...
+
+
 class MountControl:
     """The control socket of one mount."""
 
-    def __init__(self, mount: ClassicMount) -> None:
+    def __init__(self, mount: ControlledMount) -> None:
         self._mount = mount
         self.path = socket_path(mount.plan.settings.runtime_dir, mount.plan.mountpoint)
 
