@@ -19,7 +19,6 @@ import json
 import os
 import socket
 import stat
-import struct
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -27,7 +26,7 @@ from typing import Any, NamedTuple, NoReturn
 import structlog
 import trio
 
-from fusecache.daemon.control_client import call, short_address, socket_path
+from fusecache.daemon.control_client import CREDENTIALS, call, short_address, socket_path
 from fusecache.errors import FusecacheError, PermissionDenied, StateError, UsageError
 
 __all__ = ["ControlServer", "Handler", "call", "socket_path"]
@@ -54,8 +53,6 @@ CONNECTION_S = 900.0
 
 ACCEPT_PAUSE_S = 0.5
 """After accept(2) failed (no descriptors left): seconds before the next try."""
-
-_CREDENTIALS = struct.Struct("3i")
 
 
 class Handler(NamedTuple):
@@ -218,7 +215,7 @@ def _failure(failure: FusecacheError) -> dict[str, Any]:
 
 def _peer_uid(connection: trio.socket.SocketType) -> int:
     """The user at the other end, as the kernel knows it."""
-    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
     assert isinstance(raw, bytes)  # a buffer length was given
-    _, uid, _ = _CREDENTIALS.unpack(raw)
+    _, uid, _ = CREDENTIALS.unpack(raw)
     return int(uid)

@@ -12,19 +12,27 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import pwd
 import socket
+import struct
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from fusecache import errors
-from fusecache.daemon.mountpoint import MountInfo, resolve
+from fusecache.daemon.mountpoint import MountInfo, read_inside, resolve
 from fusecache.errors import InterruptedWait, MountError, ProtocolError
 
 MAX_REPLY = 16 << 20
 """Bytes of one reply; the largest is the text of all metrics."""
+
+READ_S = 5.0
+"""Seconds a mount may take to give its `.fusecache/config`."""
+
+CREDENTIALS = struct.Struct("3i")
+"""pid, uid, gid of SO_PEERCRED (unix(7))."""
 
 _SUN_PATH = 107
 """Longest path a socket address holds (unix(7): 108 with the closing NUL)."""
@@ -44,20 +52,27 @@ def mount_lock(runtime_dir: Path, mountpoint: Path) -> Path:
 def find_socket(mount: MountInfo, runtime_dir: Path) -> Path:
     """Control socket of a mount, also of another user's. MountError when there is none where it may lie.
 
-    Looked for in `runtime_dir` and in the default folders of root and of the user who mounted.
+    Looked for in `runtime_dir`, in the default folders of root and of the user who mounted, and where the mount's own
+    `.fusecache/config` says. That file is written by whoever mounted: what it names counts only when the process that
+    listens there is of that user.
     """
     mountpoint = Path(os.fsdecode(mount.mountpoint))
     owner = mount.owner
     folders = [runtime_dir, Path("/run/fusecache")]
     if owner:
         folders.append(Path(f"/run/user/{owner}/fusecache"))
+        with suppress(KeyError):
+            folders.append(Path(pwd.getpwuid(owner).pw_dir) / ".local/state/fusecache/run")
     for folder in folders:
         candidate = socket_path(folder, mountpoint)
         if candidate.is_socket():
             return candidate
+    told = _told_by_mount(mountpoint)
+    if told is not None and _listener_uid(told) == owner:
+        return told
     raise MountError(
         f"the control socket of {str(mountpoint)!r} is not in {', '.join(map(str, dict.fromkeys(folders)))}; "
-        "give the --runtime-dir it was mounted with (its .fusecache/config names it)"
+        "give the --runtime-dir it was mounted with"
     )
 
 
@@ -88,6 +103,31 @@ def call(path: Path, kind: str, timeout_s: float, **fields: Any) -> dict[str, An
     if reply.pop("ok", False) is not True:
         raise errors.named(str(reply.get("type")), str(reply.get("error")))
     return reply
+
+
+def _told_by_mount(mountpoint: Path) -> Path | None:
+    """The socket that `.fusecache/config` names; None when it can't be read or names none."""
+    content = read_inside(mountpoint / ".fusecache" / "config", READ_S)
+    try:
+        told = json.loads(content or b"")["control_socket"]
+    except (ValueError, LookupError, TypeError):
+        return None
+    return Path(told) if isinstance(told, str) and told.startswith("/") and "\0" not in told else None
+
+
+def _listener_uid(path: Path) -> int | None:
+    """The user whose process listens at `path`, as the kernel knows it."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(READ_S)
+        try:
+            with short_address(path) as address:
+                connection.connect(address)
+            _, uid, _ = CREDENTIALS.unpack(
+                connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+            )
+        except OSError:
+            return None
+    return int(uid)
 
 
 @contextmanager

@@ -54,6 +54,10 @@ import os, sys
 try: os.stat(sys.argv[1]); os.statvfs(sys.argv[1])
 except OSError as failure: sys.exit(failure.errno)
 """
+_READ_SCRIPT = """
+import sys
+with open(sys.argv[1], "rb") as file: sys.stdout.buffer.write(file.read(1 << 20))
+"""
 _UMOUNT_SCRIPT = """
 import ctypes, os, sys
 libc = ctypes.CDLL(None, use_errno=True)
@@ -177,10 +181,16 @@ def probe(path: Path, timeout_s: float) -> Health:
     after the daemon's death, but it never keeps statvfs.
     An error other than ENOTCONN is an answer (EACCES: a private mount of another user).
     """
-    code, _ = _run_child([sys.executable, "-I", "-S", "-c", _STATFS_SCRIPT, str(path)], timeout_s)
+    code, _, _ = _run_child([sys.executable, "-I", "-S", "-c", _STATFS_SCRIPT, str(path)], timeout_s)
     if code is None:
         return "hung"
     return "dead" if code in (errno.ENOTCONN, errno.ECONNABORTED) else "ok"
+
+
+def read_inside(path: Path, timeout_s: float) -> bytes | None:
+    """Content of a small file inside a mount, read by a child that can be given up; None when it can't be had."""
+    code, _, content = _run_child([sys.executable, "-I", "-S", "-c", _READ_SCRIPT, str(path)], timeout_s)
+    return content if code == 0 else None
 
 
 def detach(path: Path) -> None:
@@ -321,7 +331,7 @@ def _unmount_once(path: Path, *, timeout_s: float, lazy: bool = False, force: bo
     else:
         command = ["fusermount3", "-uz" if lazy else "-u", "--", str(path)]
     try:
-        code, text = _run_child(command, timeout_s)
+        code, text, _ = _run_child(command, timeout_s)
     except FileNotFoundError:
         raise MountError("fusermount3 is not in PATH; install the package fuse3, or run as root") from None
     if code is None or (code and "busy" in text.lower()):
@@ -331,24 +341,25 @@ def _unmount_once(path: Path, *, timeout_s: float, lazy: bool = False, force: bo
         raise MountError(f"{str(path)!r} can't be unmounted: {text or f'{command[0]} ended with {code}'}")
 
 
-def _run_child(command: Sequence[str], timeout_s: float) -> tuple[int | None, str]:
-    """(exit code, standard error) of a child; the code is None when it did not end in time (it is killed then)."""
+def _run_child(command: Sequence[str], timeout_s: float) -> tuple[int | None, str, bytes]:
+    """(exit code, standard error, output) of a child; the code is None when it did not end in time (it is killed)."""
     child = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
     )
     try:
-        _, text = child.communicate(timeout=timeout_s)
-        return child.returncode, " ".join(text.decode(errors="replace").split())
+        output, text = child.communicate(timeout=timeout_s)
+        return child.returncode, " ".join(text.decode(errors="replace").split()), output
     except subprocess.TimeoutExpired:
         child.kill()
-    if child.stderr is not None:
-        child.stderr.close()
+    for pipe in (child.stdout, child.stderr):
+        if pipe is not None:
+            pipe.close()
     try:
         child.wait(1.0)
     except subprocess.TimeoutExpired:
         # In uninterruptible sleep: it dies when the kernel answers it; somebody has to collect it then.
         threading.Thread(target=child.wait, name="give-up-probe", daemon=True).start()
-    return None, ""
+    return None, "", b""
 
 
 def _unescaped(field: bytes) -> bytes:

@@ -300,7 +300,29 @@ def test_socket_path_differs_by_mountpoint_and_is_short(tmp_path: Path) -> None:
 
 def test_find_socket_of_a_mount_without_one_says_where_it_looked(tmp_path: Path) -> None:
     mount = MountInfo(1, "0:1", "fuse.fusecache", "/x", os.fsencode(tmp_path), "rw,user_id=1000")
-    with pytest.raises(MountError, match=r"/run/user/1000/fusecache; give the --runtime-dir"):
+    with pytest.raises(MountError, match=r"/run/user/1000/fusecache.*; give the --runtime-dir"):
+        find_socket(mount, tmp_path / "run")
+
+
+async def test_find_socket_told_by_a_mount_counts_only_when_its_owner_listens(path: Path, tmp_path: Path) -> None:
+    (tmp_path / ".fusecache").mkdir()
+    (tmp_path / ".fusecache" / "config").write_text(json.dumps({"control_socket": str(path)}))
+
+    def found(owner: int) -> Path:
+        options = f"rw,user_id={owner}"
+        return find_socket(MountInfo(1, "0:1", "fuse.fusecache", "/x", os.fsencode(tmp_path), options), tmp_path / "no")
+
+    assert await trio.to_thread.run_sync(found, os.geteuid()) == path
+    with pytest.raises(MountError, match="is not in"):
+        await trio.to_thread.run_sync(found, os.geteuid() + 1)
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", "3", '{"control_socket": 3}', '{"control_socket": "relative"}'])
+def test_find_socket_config_that_names_none_is_no_socket(tmp_path: Path, content: str) -> None:
+    (tmp_path / ".fusecache").mkdir()
+    (tmp_path / ".fusecache" / "config").write_text(content)
+    mount = MountInfo(1, "0:1", "fuse.fusecache", "/x", os.fsencode(tmp_path), "rw,user_id=0")
+    with pytest.raises(MountError, match="is not in"):
         find_socket(mount, tmp_path / "run")
 
 
