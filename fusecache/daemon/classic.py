@@ -322,7 +322,7 @@ class ClassicMount:
         try:
             await self.tree.refresh(inode, force_sync=False)
         except FusecacheError as error:
-            log.info("folder not listed again", inode=inode, error=str(error))
+            log.debug("folder not listed again", inode=inode, error=str(error))  # one a stale READ
         finally:
             self._listing_again.discard(inode)
 

@@ -27,7 +27,7 @@ from fusecache.alluxio.model import Block, block_id_of
 from fusecache.cache.record import Entry
 from fusecache.clock import Clock
 from fusecache.config.settings import Settings
-from fusecache.errors import Incomplete
+from fusecache.errors import Incomplete, StaleId, Unavailable, UpstreamError
 from fusecache.metrics import Metrics
 from fusecache.prefetch.fetcher import BlockSource, Fetcher
 from fusecache.prefetch.open_blocks import OpenBlock, OpenBlocks
@@ -194,9 +194,15 @@ class FileReader:
             except OSError as error:
                 self._refused.add(index)
                 readers.local_failed(error, opened)
-        return await readers.fetcher.read(
-            block or self.block(index), start, stop, budget, readers.context.confirm(self.entry, whole=self._whole)
-        )
+        confirm = readers.context.confirm(self.entry, whole=self._whole)
+        try:
+            return await readers.fetcher.read(block or self.block(index), start, stop, budget, confirm)
+        except UpstreamError as error:
+            if not isinstance(error, StaleId | Unavailable):
+                # The under storage ended early or has no such file: was it replaced? StaleId says so, EIO would not.
+                check = readers.context.confirm(self.entry, whole=False)
+                await trio.to_thread.run_sync(check, limiter=readers.limiter)
+            raise
 
     async def _learn(self, index: int, block: Block, budget: Budget) -> OpenBlock | None:
         readers = self._readers
@@ -321,7 +327,8 @@ class Readers:
     def local_failed(self, error: OSError, opened: OpenBlock) -> None:
         """A local block file could not be read: count, and do not use it again."""
         self._failed_local.inc()
-        log.warning("local block file failed, reading elsewhere", block_id=opened.block_id, error=str(error))
+        report = log.info if error.errno == errno.ESTALE else log.warning  # a changed source file is no failure
+        report("local block file failed, reading elsewhere", block_id=opened.block_id, error=str(error))
         self.open_blocks.close(opened)
 
 

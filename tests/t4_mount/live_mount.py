@@ -1,0 +1,148 @@
+"""A mount under test with what a test wants beside its files: metrics, refresh, a cluster of several block workers.
+
+`tests.support.mounting` starts and ends the command; here are state folders of the test's own, the control socket,
+and `EmbeddedProcess`, an embedded server in a process of its own (so that its threads are not the test's).
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from fusecache.daemon import control_client
+from fusecache.daemon.control import socket_path
+from tests.support.mounting import Mount, command
+
+PATIENCE_S = 40.0
+"""How long a condition may take to come true; ten times what a busy machine of two cores needs."""
+
+STOP_S = 15.0
+
+
+class LiveMount:
+    """A mounted source; paths are Path for people and bytes for hostile names."""
+
+    def __init__(self, mount: Mount, runtime_dir: Path) -> None:
+        self.mount = mount
+        self.root = mount.mountpoint
+        self.pid = mount.pid
+        self.of_folder = not mount.source.startswith("alluxio://")
+        """Whether an embedded server of the mount's own serves the source."""
+        self._socket = socket_path(runtime_dir, mount.mountpoint)
+
+    def metrics(self) -> dict[str, float]:
+        """Every metric of the daemon now."""
+        found: dict[str, float] = control_client.call(self._socket, "status", PATIENCE_S)["metrics"]
+        return found
+
+    def uptime_s(self) -> float:
+        """Seconds since the daemon's start."""
+        return float(control_client.call(self._socket, "status", PATIENCE_S)["uptime_s"])
+
+    def rpcs(self) -> dict[str, float]:
+        """Calls to the cluster so far, by method."""
+        return by_label(self.metrics(), "fusecache_rpcs_total", "method")
+
+    def sources(self) -> dict[str, float]:
+        """Bytes read so far, by source."""
+        return by_label(self.metrics(), "fusecache_read_bytes_total", "source")
+
+    def refresh(self, *paths: str) -> dict[str, Any]:
+        """As `fusecache refresh` does it; the root without a path."""
+        return control_client.call(self._socket, "refresh", PATIENCE_S, paths=list(paths) or [""])
+
+    def descriptors(self) -> int:
+        """Open descriptors of the daemon."""
+        return len(os.listdir(f"/proc/{self.pid}/fd"))
+
+    def resident_bytes(self) -> int:
+        """Memory of the daemon."""
+        return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+def by_label(metrics: dict[str, float], name: str, label: str) -> dict[str, float]:
+    """Sum of a metric's cells for each value of a label."""
+    sums: dict[str, float] = {}
+    for key, value in metrics.items():
+        if key.startswith(name + "{"):
+            labels = dict(part.split("=", 1) for part in key[len(name) + 1 : -1].split(","))
+            sums[labels[label]] = sums.get(labels[label], 0.0) + value
+    return sums
+
+
+@contextmanager
+def live_mount(source: str | Path, folder: Path, *flags: str, name: str = "mnt") -> Iterator[LiveMount]:
+    """Mount `source` at folder/name, with state below `folder`; strictly unmounted at the end."""
+    folder.mkdir(exist_ok=True)
+    state, runtime = folder / "state", folder / "run"
+    mount = Mount(str(source), folder / name, "--state-dir", str(state), "--runtime-dir", str(runtime), *flags)
+    with mount:
+        yield LiveMount(mount, runtime)
+
+
+class EmbeddedProcess:
+    """`fusecache embedded` as a process; ends with the block."""
+
+    def __init__(self, folder: Path, state: Path, *flags: str) -> None:
+        self.folder = folder
+        self._flags = ("--port", "0", "--json", "--state-dir", str(state), "--log-level", "warning", *flags)
+        self._process: subprocess.Popen[bytes] | None = None
+        self.master = ""
+        """host:port."""
+
+    @property
+    def url(self) -> str:
+        """SOURCE of a mount of the whole folder."""
+        return f"alluxio://{self.master}/"
+
+    def __enter__(self) -> EmbeddedProcess:
+        self._process = subprocess.Popen(
+            [*command(), "embedded", str(self.folder), *self._flags], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
+        )
+        assert self._process.stdout is not None
+        self.master = json.loads(self._process.stdout.readline())["master"]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        self._process.terminate()
+        try:
+            assert self._process.wait(STOP_S) == 0
+        finally:
+            self._process.kill()
+            self._process.wait()
+            self._process.stdout.close()
+
+
+def eventually(condition: Callable[[], bool], what: str) -> None:
+    """Wait until `condition()`; fails with `what`."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {PATIENCE_S:.0f} s: {what}"
+        time.sleep(0.02)
+
+
+def errno_of(action: Callable[[], object]) -> int:
+    """The errno that `action` ends with, 0 when it succeeds."""
+    try:
+        action()
+    except OSError as failure:
+        assert failure.errno is not None
+        return failure.errno
+    return 0
+
+
+def errno_names(numbers: set[int]) -> set[str]:
+    """EIO for 5, for messages people read."""
+    return {errno.errorcode.get(number, str(number)) for number in numbers}
