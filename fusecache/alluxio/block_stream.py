@@ -15,8 +15,10 @@ Does not choose an order (`placement`), does not cache bytes, does not know file
 from __future__ import annotations
 
 import contextlib
+import itertools
 import queue
 import random
+import threading
 from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
@@ -30,7 +32,7 @@ from fusecache.alluxio.placement import Source, readable_from_ufs
 from fusecache.alluxio.rpc_meter import RpcMeter
 from fusecache.alluxio.status import is_temporary, to_error
 from fusecache.clock import Clock
-from fusecache.errors import NotFound, ProtocolError, Unavailable, UpstreamError
+from fusecache.errors import AuthenticationFailed, NotFound, ProtocolError, Unavailable, UpstreamError
 from fusecache.pb.alluxio.block_worker_pb2 import ReadRequest, ReadResponse
 from fusecache.pb.alluxio.protocol_pb2 import OpenUfsBlockOptions
 from fusecache.rpc.budget import Budget
@@ -211,7 +213,7 @@ class _Attempt:
                     self._call.succeeded()
                     raise SourceFailed(
                         ProtocolError(f"{self._name}: stream ended {self._end - self._position} bytes too early"),
-                        final=False,
+                        final=True,
                     )
                 data = message.chunk.data
                 if data:
@@ -316,7 +318,8 @@ class BlockStream:
         self._errors: list[SourceFailed] = []
         self._last_reason = "no source answered"
         self._may_come_back = False
-        self._closed = False
+        self._renewed: set[int] = set()
+        self._closed = threading.Event()
 
     def start(self, budget: Budget) -> None:
         """Send the first request, so that bytes are on their way when `read` comes. Raises nothing: a failure is
@@ -335,8 +338,9 @@ class BlockStream:
     def read(self, size: int, budget: Budget) -> bytes:
         """Exactly min(size, end - position) bytes. After an error the position is where it was.
 
-        Unavailable when no source delivered within the budget, NotFound when the block is nowhere, another
-        UpstreamError when every source refused for good.
+        Unavailable when no source delivered within the budget, or nobody has the block and it may not be read from the
+        under storage; NotFound when the under storage's file is gone; another UpstreamError when every source, asked
+        again with fresh locations, refused for good or ended early without giving another byte.
         """
         wanted = min(size, self.end - self.position)
         if wanted <= 0:
@@ -373,14 +377,14 @@ class BlockStream:
 
     def close(self) -> None:
         """Abandon what has not been read. Idempotent."""
-        self._closed = True
+        self._closed.set()
         attempt, self._attempt = self._attempt, None
         if attempt is not None:
             attempt.abort()
 
     def _next_chunk(self, budget: Budget) -> bytes:
         while True:
-            if self._closed:
+            if self._closed.is_set():
                 raise Unavailable(f"block {self._block.block_id}: stream was closed")
             if budget.spent():
                 raise self._too_late(budget)
@@ -389,21 +393,31 @@ class BlockStream:
                 if self._attempt is None:
                     source = self._next_source(budget)
                     self._attempt = self._open(source, budget)
+                if self._closed.is_set():
+                    self.close()
+                    continue
                 source = self._attempt.source
                 chunk = self._attempt.next_chunk(budget)
             except SourceFailed as failure:
-                if self._closed or source is None:
+                if self._closed.is_set() or source is None:
                     continue
                 if budget.spent():
                     # Our own time is over: that is not the source's failure.
                     self._last_reason = str(failure)
                     raise self._too_late(budget) from failure
+                if isinstance(failure.error, AuthenticationFailed) and source.worker.worker_id not in self._renewed:
+                    self._ask_again(source)
+                    continue
                 self._source_failed(source, failure)
                 continue
             self._received += len(chunk)
             if source.ufs:
                 self.source = source.kind
+            # Who gives bytes is worth asking again: only rounds without a byte lead to an error.
             self._errors.clear()
+            self._renewed.clear()
+            self._rounds = 0
+            self._may_come_back = False
             return chunk
 
     def _open(self, source: Source, budget: Budget) -> _Attempt:
@@ -434,8 +448,9 @@ class BlockStream:
             source = next(self._candidates, None)
             if source is not None:
                 return source
-            if not self._errors and self._block.locations:
-                self._may_come_back = True  # those who held it are not in the cluster at the moment
+            if not self._errors and (self._block.locations or readable_from_ufs(self._block)):
+                # Somebody had it or may read it, and is not in the cluster at the moment.
+                self._may_come_back = True
             self._end_round(budget)
 
     def _end_round(self, budget: Budget) -> None:
@@ -455,6 +470,15 @@ class BlockStream:
         if budget.spent():
             raise self._too_late(budget)
 
+    def _ask_again(self, source: Source) -> None:
+        """The source did not know our session any more (it has restarted). The connection has dropped that session and
+        logs in again: once per source, the same one is asked before any other."""
+        self._renewed.add(source.worker.worker_id)
+        attempt, self._attempt = self._attempt, None
+        if attempt is not None:
+            attempt.abort()
+        self._candidates = itertools.chain((source,), self._candidates or ())
+
     def _source_failed(self, source: Source, failure: SourceFailed) -> None:
         attempt, self._attempt = self._attempt, None
         if attempt is not None:
@@ -470,14 +494,14 @@ class BlockStream:
 
     def _verdict(self) -> UpstreamError:
         """What to raise when every source refused for good."""
-        if not self._errors:
-            return Unavailable(
-                f"block {self._block.block_id}: no block worker holds it and it is not in the under storage"
-            )
         for failure in self._errors:
             if not isinstance(failure.error, NotFound):
                 return failure.error
-        return self._errors[-1].error
+        if self._errors and readable_from_ufs(self._block):
+            return self._errors[-1].error
+        return Unavailable(
+            f"block {self._block.block_id}: no block worker holds it, and it may not be read from the under storage"
+        )
 
     def _too_late(self, budget: Budget) -> Unavailable:
         return Unavailable(

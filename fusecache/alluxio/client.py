@@ -17,7 +17,7 @@ import getpass
 import math
 import os
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import grpc
 import structlog
@@ -75,13 +75,14 @@ class AlluxioClient:
             load_credentials(self._tls)  # a wrong file is told now, not by the first request
         self._masters = Masters(
             cluster.masters,
-            lambda target: self._connect(target, MASTER_RECEIVE_BYTES),
+            lambda target: self._connect(target, MASTER_RECEIVE_BYTES, self._masters.lost),
             connect_s=settings.connect_s,
+            clock=clock,
         )
         self._master = MasterClient(self._masters, try_s=settings.rpc_try_s, meter=self._meter, clock=clock, rng=rng)
         self._workers = BlockWorkers(
             self._master.block_workers,
-            lambda target: self._connect(target, BLOCK_WORKER_RECEIVE_BYTES),
+            lambda target: self._connect(target, BLOCK_WORKER_RECEIVE_BYTES, _nobody_cares),
             node_hosts=cluster.node_hosts,
             connect_s=settings.connect_s,
             clock=clock,
@@ -257,7 +258,7 @@ class AlluxioClient:
                 log.debug("no local path", block=block_id, target=worker.address.target, reason=str(error))
         return None
 
-    def _connect(self, target: str, max_receive_bytes: int) -> Connection:
+    def _connect(self, target: str, max_receive_bytes: int, session_ended: Callable[[Connection], None]) -> Connection:
         return Connection(
             target,
             login=self._login,
@@ -266,7 +267,12 @@ class AlluxioClient:
             max_receive_bytes=max_receive_bytes,
             meter=self._meter,
             clock=self._clock,
+            session_ended=session_ended,
         )
+
+
+def _nobody_cares(connection: Connection) -> None:
+    """A restarted block worker of the same cluster is as good as before: block ids and lengths are checked anyway."""
 
 
 def _own_user() -> str:

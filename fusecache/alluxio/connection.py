@@ -66,8 +66,12 @@ class Connection:
         max_receive_bytes: int,
         meter: RpcMeter,
         clock: Clock,
+        session_ended: Callable[[Connection], None],
     ) -> None:
+        """`session_ended(self)` is called, in any thread, when the server has ended or forgotten our session: it may be
+        another process than before."""
         self.target = target
+        self._session_ended = session_ended
         self._login = login
         self._connect_s = connect_s
         self._meter = meter
@@ -126,6 +130,12 @@ class Connection:
         with self._unless_closed():
             stream = call(requests, timeout=timeout_s, metadata=session.metadata if session else None)
         return cast("AnswerStream[Answer]", stream), OpenCall(self, method, session, started)
+
+    @property
+    def notices_restarts(self) -> bool:
+        """True while a restarted server is noticed by itself, because it ends our session."""
+        session = self._session
+        return session is not None and session.sasl is not None
 
     def close(self) -> None:
         """End the session and the channel; calls in flight, a handshake among them, are cancelled, not waited for."""
@@ -228,10 +238,12 @@ class Connection:
         session = self._session
         if session is not None and session.sasl is sasl:
             self._session = None
+            self._session_ended(self)
 
     def _drop(self, session: _Session) -> None:
         if self._session is session:
             self._session = None
+            self._session_ended(self)
         if session.sasl is not None:
             session.sasl.close()
 

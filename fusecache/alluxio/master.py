@@ -72,10 +72,12 @@ class MasterClient:
         self._rng = rng
 
     def identity(self, budget: Budget) -> ClusterIdentity:
-        """Cluster id, version, and who is primary."""
+        """Cluster id, version, and who is primary. From then on the masters of another cluster are refused."""
         answer = self._call(GET_MASTER_INFO, meta_master_pb2.GetMasterInfoPOptions(), budget, "cluster")
         primary = self._masters.primary(budget).target
-        return self._decoded(lambda: decode.decode_identity(answer.masterInfo, primary))
+        identity = self._decoded(lambda: decode.decode_identity(answer.masterInfo, primary))
+        self._masters.belong_to(identity.cluster_id)
+        return identity
 
     def get_status(self, path: bytes, *, sync_interval_ms: int, budget: Budget) -> FileStatus:
         """One file or folder by path. NotFound."""
@@ -145,6 +147,9 @@ class MasterClient:
             listing.call.failed(error)
             self._after_failure(listing.connection, error)
             raise Unavailable(f"{one_line(path)}: listing broke off: {to_error(error, listing.call.target)}") from error
+        except BaseException:
+            listing.call.cancelled()
+            raise
         finally:
             listing.stream.cancel()
         listing.call.succeeded()

@@ -17,7 +17,7 @@ from fusecache.alluxio.block_stream import MAX_CHUNK_BYTES
 from fusecache.alluxio.client import AlluxioClient
 from fusecache.alluxio.decode import decode_status
 from fusecache.alluxio.methods import READ_BLOCK
-from fusecache.errors import NotFound, Unavailable, VersionMismatch
+from fusecache.errors import NotFound, ProtocolError, Unavailable, VersionMismatch
 from fusecache.metrics import Metrics
 from fusecache.pb.alluxio import version_pb2
 from fusecache.pb.alluxio.block_worker_pb2 import Chunk, ReadRequest, ReadResponse
@@ -351,24 +351,33 @@ def test_f07_resumed_request_starts_at_the_first_missing_byte(
 
 
 def test_f07_no_other_source_is_an_error_never_a_short_read(
-    holder: ScriptedAlluxio, client: AlluxioClient, short: Callable[[], Budget], metrics: Metrics
+    holder: ScriptedAlluxio, client: AlluxioClient, budget: Budget
 ) -> None:
-    """The only source always ends at byte 1000: what it sent is not given out as if it were all."""
+    """The only source has no more than 1000 bytes: what it sent is not given out as if it were all."""
 
     def cut(requests: Any, context: grpc.ServicerContext) -> Any:
-        request = next(requests)
+        request = holder.receive_first("ReadBlock", requests, context)
         if request.offset < 1000:
             data = DATA[request.offset : min(1000, request.offset + request.length)]
             yield ReadResponse(chunk=Chunk(data=data))
         holder.done["cut"] += 1
 
     holder.on("ReadBlock", cut)
-    stream = client.open_stream(block(BLOCK_ID, len(DATA), (1,), ufs_path=None), 0, len(DATA), short())
-    with pytest.raises(Unavailable, match=r"at byte 1000: .*too early"):
-        stream.read(5000, short())
+    stream = client.open_stream(block(BLOCK_ID, len(DATA), (1,), ufs_path=None), 0, len(DATA), budget)
+    with pytest.raises(ProtocolError, match=r"bytes too early"):
+        stream.read(5000, budget)
     assert stream.position == 0
     assert holder.done["cut"] >= 2
-    assert stream.read(1000, short()) == DATA[:1000]
+    assert stream.read(1000, budget) == DATA[:1000]
+
+
+def test_f07_only_source_that_cuts_again_and_again_still_gives_every_byte(
+    holder: ScriptedAlluxio, client: AlluxioClient, budget: Budget
+) -> None:
+    holder.read_faults.extend(ReadFault(cut_after=300_000) for _ in range(9))
+    assert read_all(client, budget) == DATA
+    assert holder.done["cut"] == 9
+    assert [seen.request.offset for seen in holder.reads] == [300_000 * n for n in range(10)]
 
 
 def test_f07_block_worker_that_dies_in_the_middle_is_replaced(
@@ -438,7 +447,7 @@ def test_block_that_nobody_has_is_unavailable_at_once(
     worker: ScriptedAlluxio, client: AlluxioClient, budget: Budget
 ) -> None:
     stream = client.open_stream(block(BLOCK_ID, 10, (), ufs_path=None), 0, 10, budget)
-    with pytest.raises(Unavailable, match="not in the under storage"):
+    with pytest.raises(Unavailable, match="no block worker holds it"):
         stream.read(10, budget)
 
 
@@ -482,14 +491,26 @@ def test_block_worker_of_another_protocol_version_is_refused(
         client.open_stream(block(BLOCK_ID, 10, (1,)), 0, 10, budget).read(10, budget)
 
 
-def test_block_worker_session_that_ended_costs_one_more_login(
-    holder: ScriptedAlluxio, client: AlluxioClient, budget: Budget
+def test_evicted_block_of_a_superseded_id_is_unavailable_not_missing(
+    worker: ScriptedAlluxio, client: AlluxioClient, budget: Budget
 ) -> None:
+    stream = client.open_stream(block(BLOCK_ID, 10, (1,), ufs_path=None), 0, 10, budget)
+    with pytest.raises(Unavailable, match="no block worker holds it"):
+        stream.read(10, budget)
+    assert worker.reads
+
+
+def test_block_worker_session_that_ended_costs_one_more_login_and_no_other_source(
+    holder: ScriptedAlluxio, second: ScriptedAlluxio, master: ScriptedAlluxio, client: AlluxioClient, budget: Budget
+) -> None:
+    second.blocks[BLOCK_ID] = DATA
     assert read_all(client, budget) == DATA
     holder.forget_sessions()
     assert read_all(client, budget) == DATA
     assert holder.done["unauthenticated"] == 1
     assert len(set(holder.session_ids)) == 2
+    assert not second.reads
+    assert not master.calls("GetBlockInfo")
 
 
 def test_close_from_another_thread_ends_a_waiting_read(

@@ -119,7 +119,8 @@ def test_status_try_that_hangs_is_ended_and_repeated(
         if not hung.is_set():
             hung.set()
             gone = threading.Event()
-            context.add_callback(gone.set)
+            if not context.add_callback(gone.set):
+                gone.set()  # the client has gone already
             gone.wait()
         return master._get_status(request, context)
 
@@ -289,7 +290,8 @@ def test_listing_that_is_abandoned_half_way_is_cancelled(
     cancelled = threading.Event()
 
     def endless(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
-        context.add_callback(cancelled.set)
+        if not context.add_callback(cancelled.set):
+            cancelled.set()  # the client has gone already
         number = 0
         while context.is_active():
             number += 1
