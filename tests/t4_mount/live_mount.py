@@ -6,7 +6,6 @@ and `EmbeddedProcess`, an embedded server in a process of its own (so that its t
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import subprocess
@@ -138,11 +137,5 @@ def errno_of(action: Callable[[], object]) -> int:
     try:
         action()
     except OSError as failure:
-        assert failure.errno is not None
-        return failure.errno
+        return failure.errno or -1
     return 0
-
-
-def errno_names(numbers: set[int]) -> set[str]:
-    """EIO for 5, for messages people read."""
-    return {errno.errorcode.get(number, str(number)) for number in numbers}

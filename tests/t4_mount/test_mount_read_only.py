@@ -1,4 +1,4 @@
-"""S13: every system call that would change something is EROFS, on names that exist and on new ones, and changes nothing."""
+"""S13: every system call that would change something is EROFS, on names that exist and on new ones."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ CALLS: dict[str, Call] = {
     "removexattr": lambda root: os.removexattr(root / "f", "user.fusecache.blocks"),
     "access_write": lambda root: access(root / "f", os.W_OK),
     "access_write_folder": lambda root: access(root / "d", os.W_OK),
-    "temporary_file": lambda root: tempfile.NamedTemporaryFile(dir=root / "d", prefix="t"),
+    "temporary_file": lambda root: tempfile.mkstemp(dir=root / "d", prefix="t"),
 }  # fmt: skip
 
 

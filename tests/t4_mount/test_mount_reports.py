@@ -1,0 +1,154 @@
+"""What users of such systems reported and no other file here covers: unfinished files, Ctrl-C, days of opens."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from fusecache.embedded.faults import FaultPlan
+from tests.support.embedded import embedded_server
+from tests.support.mounting import needs_fuse
+from tests.t4_mount.live_mount import errno_of, eventually, live_mount
+
+pytestmark = needs_fuse
+
+BLOCK = 64 << 10
+
+
+class Unfinished:
+    """Makes the server say of one file that its writer has it open still."""
+
+    def __init__(self, name: bytes) -> None:
+        self.name = name
+        self.active = True
+        self.said = 0
+
+    def __call__(self, method: str, answer: Any) -> Any:
+        if not self.active:
+            return answer
+        infos = answer.fileInfos if method == "ListStatus" else [answer.fileInfo] if method == "GetStatus" else []
+        for info in infos:
+            if info.name == self.name:
+                self.said += 1
+                info.completed = False
+                info.length = 0
+                info.ClearField("blockIds")
+                info.ClearField("fileBlockInfos")
+        return answer
+
+
+def test_mount_reports_unfinished_file_is_listed_and_opens_once_it_is_finished(tmp_path: Path) -> None:
+    """S10; user report 32: listing takes no longer for it, opening is EBUSY, nothing is logged, nothing is kept."""
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in ("before", "unfinished", "z"):
+        (source / name).write_bytes(b"content of " + name.encode())
+    unfinished = Unfinished(b"unfinished")
+    with (
+        embedded_server(source, tmp_path / "embedded", rewrite=unfinished) as server,
+        live_mount(f"alluxio://{server.master_target}/", tmp_path) as mount,
+    ):
+        assert sorted(os.listdir(mount.root)) == ["before", "unfinished", "z"]
+        assert subprocess.run(["ls", "-l", mount.root], capture_output=True, check=True).stderr == b""
+        assert unfinished.said > 0
+        path = mount.root / "unfinished"
+        assert os.stat(path).st_size == 0
+        for _ in range(5):
+            assert errno_of(path.read_bytes) == errno.EBUSY
+        assert (mount.root / "before").read_bytes() == b"content of before"
+        asked = mount.rpcs()["GetStatus"]
+        for _ in range(200):
+            os.stat(path)
+        assert mount.rpcs()["GetStatus"] - asked <= 50, "asked again at most once a second"
+        unfinished.active = False
+        eventually(lambda: os.stat(path).st_size > 0, "finished")
+        assert path.read_bytes() == b"content of unfinished"
+        assert "traceback" not in mount.mount.stderr().lower()
+        assert '"level": "warning"' not in mount.mount.stderr()
+
+
+def test_mount_reports_interrupted_copy_poisons_nothing(tmp_path: Path) -> None:
+    """User report 55: Ctrl-C in the middle of cp; then listing and reading are as ever."""
+    source = tmp_path / "source"
+    source.mkdir()
+    content = os.urandom(40 * BLOCK)
+    (source / "big").write_bytes(content)
+    plan = FaultPlan()
+    rule = plan.on("ReadBlock", nth=8, times=2).delay(2.0)
+    with (
+        embedded_server(source, tmp_path / "embedded", block_size=BLOCK, faults=plan) as server,
+        live_mount(f"alluxio://{server.master_target}/", tmp_path, "--no-zero-rpc-reads") as mount,
+    ):
+        copy = subprocess.Popen(["cp", mount.root / "big", tmp_path / "copy"])
+        try:
+            eventually(lambda: rule.injected > 0, "cp waits for bytes")
+            assert copy.poll() is None
+            copy.send_signal(signal.SIGINT)
+            assert copy.wait(60) == -signal.SIGINT
+        finally:
+            copy.kill()
+            copy.wait()
+        assert os.listdir(mount.root) == ["big"]
+        assert errno_of(lambda: os.stat(mount.root / "missing")) == errno.ENOENT
+        assert (mount.root / "big").read_bytes() == content
+
+
+def test_mount_reports_thousands_of_opens_leave_nothing_in_the_daemon(tmp_path: Path) -> None:
+    """User report 45: descriptors, memory and open files are the same after 10,000 opens as after the first few."""
+    source = tmp_path / "source"
+    source.mkdir()
+    contents = {f"f{number}": os.urandom(1000 + number) for number in range(200)}
+    for name, content in contents.items():
+        (source / name).write_bytes(content)
+    with live_mount(source, tmp_path) as mount:
+        paths = [(os.fsencode(mount.root / name), content) for name, content in contents.items()]
+
+        def read_all(*, forget: bool) -> None:
+            for path, content in paths:
+                descriptor = os.open(path, os.O_RDONLY)
+                try:
+                    if forget:
+                        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+                    assert os.read(descriptor, 5000) == content
+                finally:
+                    os.close(descriptor)
+
+        def closed() -> bool:
+            return mount.metrics()["fusecache_open_files"] == 0
+
+        for _ in range(5):
+            read_all(forget=True)
+        eventually(closed, "all released")
+        descriptors, resident = mount.descriptors(), mount.resident_bytes()
+        opens = mount.metrics()["fusecache_requests_total{op=open}"]
+        for turn in range(50):
+            read_all(forget=turn % 2 == 0)
+        assert mount.metrics()["fusecache_requests_total{op=open}"] - opens == 50 * len(paths)
+        eventually(closed, "all released again")
+        eventually(lambda: mount.descriptors() <= descriptors + 5, "descriptors given back")
+        assert mount.resident_bytes() < resident + (16 << 20)
+
+
+def test_mount_reports_open_files_survive_many_others(tmp_path: Path) -> None:
+    """User report 45: more files open at once than block files are kept open, all of them right."""
+    source = tmp_path / "source"
+    source.mkdir()
+    contents = [os.urandom(5000) for _ in range(300)]
+    for number, content in enumerate(contents):
+        (source / f"f{number}").write_bytes(content)
+    with live_mount(source, tmp_path, "--max-open-blocks", "32") as mount:
+        opened = [os.open(mount.root / f"f{number}", os.O_RDONLY) for number in range(len(contents))]
+        try:
+            for _ in range(2):
+                for descriptor, content in zip(opened, contents, strict=True):
+                    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+                    assert os.pread(descriptor, 5000, 0) == content
+            links = [os.readlink(f"/proc/{mount.pid}/fd/{n}") for n in os.listdir(f"/proc/{mount.pid}/fd")]
+            assert 0 < sum("alluxioworker" in link for link in links) <= 40
+        finally:
+            for descriptor in opened:
+                os.close(descriptor)
