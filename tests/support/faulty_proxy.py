@@ -111,6 +111,15 @@ class FaultyProxy:
 
         self._do(pass_all)
 
+    def lead_to(self, target: str) -> None:
+        """New connections go to another server (or to the same one, restarted on another port)."""
+
+        def turn() -> None:
+            self._server_host, _, port = target.rpartition(":")
+            self._server_port = int(port)
+
+        self._do(turn)
+
     def black_hole(self) -> None:
         """From now on bytes go nowhere, on old and new connections."""
 
