@@ -263,6 +263,7 @@ class ClassicMount:
             raise MountError(
                 f"{self.plan.mountpoint}: mounted, but the first request is {state} after {FIRST_READ_S:.0f} s"
             )
+        self._set_read_ahead(self.plan.settings.read_ahead_bytes)
         self._ready.set(1)
         log.info(
             "mounted",
@@ -271,6 +272,13 @@ class ClassicMount:
             cluster_id=self.identity.cluster_id,
         )
         ready()
+
+    def _set_read_ahead(self, read_ahead_bytes: int) -> None:
+        """After the first answer, not after mount(2): the kernel takes FUSE_INIT's value when its reply comes, and that
+        is 128 KiB (requests stayed at 128 KiB, whatever had been set before)."""
+        info = mountpoints.find_mount(self.plan.mountpoint)
+        if info is not None and set_read_ahead(info.device, read_ahead_bytes):
+            self.read_ahead_bytes = read_ahead_bytes
 
     async def _close_client_at_the_end(self) -> None:
         """Threads that wait for a server would keep the loop for as long as their budgets: closing ends their calls."""
