@@ -1,7 +1,7 @@
 """What can be said about the tree without asking anybody: memory over the overlay over the store.
 
 Kernel requests are answered from here, on the event loop, when the folder concerned is fresh: `hot_child` and
-`hot` look into an LRU of decoded entries first (about 0.6 us) and then into LMDB (about 8 us). A hot entry
+`hot` look into the entries decoded last (about 0.6 us) and then into LMDB (under 10 us). A hot entry
 counts only while its folder is fresh and none of the folder's records changed since (`Folder.generation`), so
 nothing has to be hunted down and removed when a listing lands.
 
@@ -14,8 +14,6 @@ import math
 import random
 from collections.abc import Iterable
 from typing import Final, NamedTuple
-
-from cachetools import LRUCache
 
 from fusecache.cache.freshness import (
     NEGATIVE_KERNEL_TIMEOUT_S,
@@ -70,31 +68,46 @@ class Hot(NamedTuple):
     generation: int
 
 
-class _HotEntries(LRUCache[tuple[int, bytes], "Hot | None"]):
-    """Least recently looked-up names; `by_inode` follows it. One LRU, not two: an insertion costs over 1 us.
+class _HotEntries:
+    """The most recently used entries, between half of `max_entries` and all of it.
 
-    `self[key]` is None for what is not there: raising and catching KeyError would cost as much as the look-up.
+    Two generations of plain dicts: what is used moves to the younger one; when that holds half, it becomes the
+    older one, and what was not used since is gone. A cachetools.LRUCache costs 3.1 us for a miss, an insertion and
+    an eviction, this 1.0 us (measured side by side); a walk over a million files pays that for each file, on top
+    of about 6 us for LMDB and decoding.
     """
 
     def __init__(self, max_entries: int) -> None:
-        super().__init__(max(1, max_entries))
-        self.by_inode: dict[int, Hot] = {}
+        self._half = max(1, max_entries // 2)
+        self.names: dict[tuple[int, bytes], Hot] = {}
+        self.inodes: dict[int, Hot] = {}
+        self._older_names: dict[tuple[int, bytes], Hot] = {}
+        self._older_inodes: dict[int, Hot] = {}
 
-    def __missing__(self, key: tuple[int, bytes]) -> None:
-        return None
-
-    def popitem(self) -> tuple[tuple[int, bytes], Hot | None]:
-        """Drop the least recently used one."""
-        key, hot = super().popitem()
-        if hot is not None:
-            self.by_inode.pop(hot.entry.inode, None)
-        return key, hot
+    def __len__(self) -> int:
+        return max(len(self.names) + len(self._older_names), len(self.inodes) + len(self._older_inodes))
 
     def add(self, hot: Hot) -> None:
-        """Insert; an older one of the same name, or of the same inode, gives way."""
+        """Insert, or make young again."""
         entry = hot.entry
-        self[entry.parent, entry.name] = hot
-        self.by_inode[entry.inode] = hot
+        self.names[entry.parent, entry.name] = self.inodes[entry.inode] = hot
+        if len(self.names) >= self._half or len(self.inodes) >= self._half:
+            self._older_names, self.names = self.names, {}
+            self._older_inodes, self.inodes = self.inodes, {}
+
+    def older_name(self, key: tuple[int, bytes]) -> Hot | None:
+        """What `names` does not have, from the older generation."""
+        hot = self._older_names.get(key)
+        if hot is not None:
+            self.add(hot)
+        return hot
+
+    def older_inode(self, inode: int) -> Hot | None:
+        """What `inodes` does not have, from the older generation."""
+        hot = self._older_inodes.get(inode)
+        if hot is not None:
+            self.add(hot)
+        return hot
 
 
 class Listing(NamedTuple):
@@ -141,7 +154,7 @@ class Known:
     def hot_child(self, parent: int, name: bytes) -> Entry | None:
         """The entry of a fresh folder, without waiting; None = not known well enough."""
         now = self.now()
-        hot = self._hot[parent, name]
+        hot = self._hot.names.get((parent, name)) or self._hot.older_name((parent, name))
         if hot is not None:
             folder = hot.folder
             if hot.generation == folder.generation and folder.fresh_until > now:
@@ -153,7 +166,7 @@ class Known:
     def hot(self, inode: int) -> Entry | None:
         """The entry of an inode in a fresh folder, without waiting; None = not known well enough."""
         now = self.now()
-        hot = self._hot.by_inode.get(inode)
+        hot = self._hot.inodes.get(inode) or self._hot.older_inode(inode)
         if hot is not None:
             folder = hot.folder
             if hot.generation == folder.generation and folder.fresh_until > now:

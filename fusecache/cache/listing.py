@@ -26,7 +26,7 @@ from fusecache.cache import record
 from fusecache.cache.listing_diff import Change, Diff, change_of, diff_sorted
 from fusecache.cache.record import Entry
 from fusecache.cache.store import FolderState, MetadataStore, child_key, id_key, id_of, name_key, pack_state
-from fusecache.cache.transaction import Transaction
+from fusecache.cache.transaction import Transaction, put_new
 from fusecache.errors import StateError
 
 CHUNK: Final = 8192
@@ -67,11 +67,11 @@ class Intake:
         self._unchanged: list[array[int]] = []
         self._build: _Build | None = None
 
-    def add(self, entries: Iterable[Entry]) -> None:
-        """Take a piece of the listing. Raises StateError when the store can't be written."""
-        pieces = iter(entries)
+    def add(self, records: Iterable[tuple[int, bytes]]) -> None:
+        """Take a piece of the listing: (inode, record). Raises StateError when the store can't be written."""
+        pieces = iter(records)
         while piece := list(islice(pieces, self._chunk)):
-            self._add([(entry.inode, record.encode(entry)) for entry in piece])
+            self._add(piece)
 
     def commit(self, *, incomplete: int) -> Committed:
         """The stream ended whole: make it the folder's listing. Waits for the transaction."""
@@ -227,20 +227,35 @@ class _Build:
         return shelf
 
     def _put(self, txn: Transaction, records: dict[int, bytes]) -> None:
-        tables, folder_key = self._store.tables, id_key(self._folder)
-        ordered = sorted(records.items())
-        for inode, found in ordered:
-            name = name_key(self._shelf, record.name_of(found))
-            if txn.get(child_key(self._shelf, inode), db=tables.children) is not None:
-                continue
-            if txn.put(name, id_key(inode), overwrite=False, db=tables.names):
-                txn.put(child_key(self._shelf, inode), found, db=tables.children)
-                self._count += 1
-                # An inode that another folder still claims keeps that parent until the flip.
-                if not txn.put(id_key(inode), folder_key, overwrite=False, db=tables.parents) and (
-                    txn.get(id_key(inode), db=tables.parents) != folder_key
-                ):
-                    self._moved.append(inode)
+        """Writer job. LMDB loops over sorted items itself (a third of the time of single puts) as long as no
+        name or inode came before."""
+        tables, ordered = self._store.tables, sorted(records.items())
+        by_name = sorted((name_key(self._shelf, record.name_of(found)), id_key(inode)) for inode, found in ordered)
+        children = [(child_key(self._shelf, inode), found) for inode, found in ordered]
+        with self._store.nested(txn) as attempt:
+            once = (
+                put_new(attempt, by_name, tables.names) == put_new(attempt, children, tables.children) == len(ordered)
+            )
+            if not once:
+                attempt.abort()
+        if not once:
+            ordered = [(inode, found) for inode, found in ordered if self._put_first(txn, inode, found)]
+        self._count += len(ordered)
+        # An inode that another folder still claims keeps that parent until the flip.
+        folder_key = id_key(self._folder)
+        claims = [(id_key(inode), folder_key) for inode, _ in ordered]
+        if put_new(txn, claims, tables.parents) != len(claims):
+            self._moved.extend(inode for inode, _ in ordered if txn.get(id_key(inode), db=tables.parents) != folder_key)
+
+    def _put_first(self, txn: Transaction, inode: int, found: bytes) -> bool:
+        """Put one entry unless its name or inode is on the shelf already."""
+        tables = self._store.tables
+        if txn.get(child_key(self._shelf, inode), db=tables.children) is not None:
+            return False
+        name = name_key(self._shelf, record.name_of(found))
+        if not txn.put(name, id_key(inode), overwrite=False, db=tables.names):
+            return False
+        return txn.put(child_key(self._shelf, inode), found, db=tables.children)
 
     def _flip(self, txn: Transaction, incomplete: int) -> Committed:
         store, tables = self._store, self._store.tables

@@ -111,7 +111,7 @@ class Loader:
                 overlay.put_missing(parent, name)
             raise
         entry = entry_from_status(status, parent, self._ufs_path(parent))._replace(name=name)
-        if not _acceptable(entry, parent):
+        if _acceptable(entry, parent) is None:
             self._rejected.inc()
             raise ProtocolError(f"GetStatus of {path!r} was answered with an impossible entry")
         before_entry = known.listed_child(known.folder(parent), name)
@@ -249,15 +249,16 @@ class Loader:
                 self.answered_at = self._known.now()
                 if self._closing:
                     raise Unavailable("shut down during a listing")
-                complete: list[Entry] = []
+                complete: list[tuple[int, bytes]] = []
                 for status in statuses:
                     if status.path == path and not status.folder:
                         raise NotFound(f"{path!r} is a file now")
                     entry = entry_from_status(status, inode, ufs_path)
-                    if not _acceptable(entry, inode):
+                    record = _acceptable(entry, inode)
+                    if record is None:
                         self._rejected.inc()
                     elif entry.completed or entry.folder:
-                        complete.append(entry)
+                        complete.append((entry.inode, record))
                     else:
                         changing += 1
                         if len(incomplete) < MAX_INCOMPLETE:
@@ -334,15 +335,14 @@ class Loader:
         self.answered_at = self._known.now()
 
 
-def _acceptable(entry: Entry, parent: int) -> bool:
-    """Whether an entry can be served and stored: a name of this world, an inode that is not its folder's own."""
+def _acceptable(entry: Entry, parent: int) -> bytes | None:
+    """The record of an entry that can be served: a name of this world, an inode that is not its folder's own."""
     if entry.inode <= ROOT or entry.inode == parent or not 0 < len(entry.name) <= MAX_NAME_BYTES:
-        return False
+        return None
     try:
-        encode(entry)
+        return encode(entry)
     except RecordError:
-        return False
-    return True
+        return None
 
 
 async def _only_wait() -> NoReturn:

@@ -255,6 +255,10 @@ class MetadataStore:
         for table in self.tables[:-1]:
             txn.drop(table, delete=False)
 
+    def nested(self, txn: Transaction) -> Transaction:
+        """A transaction within a writer job that can be undone by itself."""
+        return cast(Transaction, self._environment.begin(parent=cast(lmdb.Transaction, txn), write=True))
+
     def next_shelf(self, txn: Transaction) -> int:
         """A shelf number never used before (within a writer job)."""
         shelf = id_of(txn.get(b"next_shelf", _ID.pack(1), db=self.tables.meta))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fusecache.cache.listing import Committed, Intake, ListingLost, shelf_changes, sweep
 from fusecache.cache.listing_diff import Change, change_of
-from fusecache.cache.record import Entry
+from fusecache.cache.record import Entry, encode
 from fusecache.cache.store import MetadataStore
 
 FOLDER = 5
@@ -22,6 +22,10 @@ def entry(name: bytes, inode: int, mode: int = 0o644, *, parent: int = FOLDER, f
     return Entry(
         inode, parent, name, folder, True, True, False, False, 5, 10, 1, (), 0, mode, b"o", b"g", 1, b""
     )  # fmt: skip
+
+
+def records_of(entries: Iterable[Entry]) -> list[tuple[int, bytes]]:
+    return [(it.inode, encode(it)) for it in entries]
 
 
 @pytest.fixture
@@ -34,7 +38,7 @@ def take_in(store: MetadataStore, entries: Iterable[Entry], *, folder: int = FOL
     intake = Intake(store, folder, 1.0, chunk=chunk)
     listed = list(entries)
     for start in range(0, len(listed), 3):
-        intake.add(listed[start : start + 3])
+        intake.add(records_of(listed[start : start + 3]))
     return intake.commit(incomplete=0)
 
 
@@ -161,7 +165,7 @@ def test_listing_that_breaks_off_changes_nothing(store: MetadataStore, arrived: 
     with store.read() as txn:
         state = store.folder_state(txn, FOLDER)
     intake = Intake(store, FOLDER, 2.0, chunk=4)
-    intake.add(entry(b"n%d" % number, 200 + number) for number in range(arrived))
+    intake.add(records_of(entry(b"n%d" % number, 200 + number) for number in range(arrived)))
     intake.abandon()
     assert_holds(store, old)
     with store.read() as txn:
@@ -175,7 +179,9 @@ def test_listing_interrupted_by_a_restart_is_swept(tmp_path: Path) -> None:
     old = {held.name: held for held in (entry(b"o%d" % number, 100 + number) for number in range(10))}
     with MetadataStore(tmp_path / "m", "c1", root_path=b"/", map_bytes=64 << 20, boot="b") as store:
         take_in(store, old.values())
-        Intake(store, FOLDER, 2.0, chunk=4).add(entry(b"n%d" % number, 200 + number) for number in range(30))
+        Intake(store, FOLDER, 2.0, chunk=4).add(
+            records_of(entry(b"n%d" % number, 200 + number) for number in range(30))
+        )
     with MetadataStore(tmp_path / "m", "c1", root_path=b"/", map_bytes=64 << 20, boot="b") as store:
         assert table_sizes(store)["children"] > len(old)
         sweep_all(store)
@@ -256,7 +262,7 @@ def test_listing_into_a_store_that_was_emptied_meanwhile_is_refused(store: Metad
     take_in(store, [entry(b"a", 9)])
     for arrived in (1, 20):
         intake = Intake(store, FOLDER, 2.0, chunk=4)
-        intake.add(entry(b"n%d" % number, 200 + number) for number in range(arrived))
+        intake.add(records_of(entry(b"n%d" % number, 200 + number) for number in range(arrived)))
         store.writer.run(store.reset)
         with pytest.raises(ListingLost):
             intake.commit(incomplete=0)
@@ -266,7 +272,7 @@ def test_listing_into_a_store_that_was_emptied_meanwhile_is_refused(store: Metad
 def test_memory_of_a_listing_in_flight_is_bounded_by_the_chunk(store: MetadataStore) -> None:
     intake = Intake(store, FOLDER, 1.0, chunk=50)
     for start in range(0, 5000, 500):
-        intake.add(entry(b"%d" % number, 100 + number) for number in range(start, start + 500))
+        intake.add(records_of(entry(b"%d" % number, 100 + number) for number in range(start, start + 500)))
         assert len(intake._changed) <= 50 + 50
     intake.commit(incomplete=0)
 

@@ -12,7 +12,7 @@ import pytest
 
 from fusecache.cache import store as store_module
 from fusecache.cache.listing import Intake
-from fusecache.cache.record import Entry
+from fusecache.cache.record import Entry, encode
 from fusecache.cache.store import MetadataStore
 from fusecache.cache.writer import StoreFull
 from fusecache.errors import StateError
@@ -34,7 +34,7 @@ def opened(folder: Path, cluster: str = "c1", *, root_path: bytes = b"/", boot: 
 
 def put(store: MetadataStore, *entries: Entry) -> None:
     intake = Intake(store, 1, 50.0)
-    intake.add(entries)
+    intake.add([(it.inode, encode(it)) for it in entries])
     intake.commit(incomplete=0)
 
 
