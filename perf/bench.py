@@ -56,7 +56,7 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
         help=f"rows to measure: {names}",
     )
     parser.add_argument("--systems", nargs="+", default=["fusecache", "alluxio-fuse", "bindfs", "native"])
-    parser.add_argument("--pairs", type=int, default=5, help="rounds per row")
+    parser.add_argument("--pairs", type=int, default=5, help="rounds per row; quick rows take a multiple")
     parser.add_argument("--small-files", type=int, default=5000)
     parser.add_argument("--small-file-bytes", type=int, default=110 << 10)
     parser.add_argument("--large-bytes", type=int, default=1 << 30)
@@ -85,7 +85,11 @@ class Bench:
     def shape(self) -> dataset.Shape:
         """How much data the options ask for; an epoch folder for every measurement of that row."""
         readers = [name for name in self.options.systems if name in ("fusecache", "alluxio-fuse")]
-        epochs = (WARM_EPOCHS + self.options.pairs) * len(readers) if "first-epoch" in self.options.rows else 0
+        epochs = (
+            (WARM_EPOCHS + self.options.pairs * ROW_BY_NAME["first-epoch"].rounds) * len(readers)
+            if "first-epoch" in self.options.rows
+            else 0
+        )
         return dataset.Shape(
             self.options.small_files,
             self.options.small_file_bytes,
@@ -175,7 +179,7 @@ class Bench:
         warm = {system.name: self.warm_up(row, system) for system in systems}
         before = {system.name: system.served() for system in systems}
         rates: dict[str, list[float]] = {system.name: [] for system in systems}
-        for round_number in range(self.options.pairs):
+        for round_number in range(self.options.pairs * row.rounds):
             for system in self.rng.sample(systems, len(systems)):
                 rates[system.name].append(self.measure(row, system, self.options.seed + 100 + round_number))
         served = {system.name: delta(before[system.name], system.served()) for system in systems}

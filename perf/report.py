@@ -53,12 +53,12 @@ def markdown(outcome: Outcome) -> str:
         f"load average at the end {outcome['machine']['load']}.",
         f"{shape['small_files']:,} files of {shape['small_file_bytes'] / 1024:.0f} KiB, one of "
         f"{shape['large_bytes'] / (1 << 20):,.0f} MiB, {shape['epoch_files']:,} files per first epoch; blocks of "
-        f"{shape['block_bytes'] / (1 << 20):.0f} MiB. {outcome['pairs']} rounds. How it is measured: perf/bench.py.",
+        f"{shape['block_bytes'] / (1 << 20):.0f} MiB. How it is measured: perf/bench.py.",
         "",
         "Rates: median with its 95 % bootstrap interval.",
         "",
-        "| row | unit | " + " | ".join(systems) + " |",
-        "|---|---|" + "---|" * len(systems),
+        "| row | unit | rounds | " + " | ".join(systems) + " |",
+        "|---|---|---|" + "---|" * len(systems),
     ]
     for row in outcome["rows"]:
         about = ROW_BY_NAME[row["row"]]
@@ -66,7 +66,8 @@ def markdown(outcome: Outcome) -> str:
             interval(bootstrap_median(row["rates"][name], random.Random(SEED))) if name in row["rates"] else ""
             for name in systems
         ]
-        lines.append(f"| {about.title} | {about.unit} | " + " | ".join(cells) + " |")
+        rounds = max(len(rates) for rates in row["rates"].values())
+        lines.append(f"| {about.title} | {about.unit} | {rounds} | " + " | ".join(cells) + " |")
     if OURS in systems and peers:
         lines += [
             "",
