@@ -179,7 +179,7 @@ async def test_no_other_source_is_eio_and_never_a_short_read(
     expected_logs("request failed")
     plan = FaultPlan()
     async with scene(tmp_path, workers=1, faults=plan, read_budget_s=1.5) as (mount, _, _):
-        rules = [plan.on("ReadBlock").cut_after(bytes=50_000, code="OK")]
+        rules = [plan.on("ReadBlock").cut_after(bytes=1, code="OK")]
         handle = await mount.open(b"/file")
         with trio.fail_after(10), refused(errno.EIO):
             await mount.read(handle, 0, len(CONTENT))
