@@ -70,7 +70,7 @@ class FileContext(Protocol):
 class FileReader:
     """One version of one file that is open."""
 
-    __slots__ = ("_blocks", "_learned", "_readers", "_refused", "_single", "_whole", "entry", "opens")
+    __slots__ = ("_blocks", "_fetched", "_learned", "_readers", "_refused", "_single", "_whole", "entry", "opens")
 
     def __init__(self, readers: Readers, entry: Entry) -> None:
         self._readers = readers
@@ -82,6 +82,8 @@ class FileReader:
         self._whole = entry.block_count == 1 and entry.length <= readers.settings.fetch_bytes
         """Fetched in one stream, if it has to be fetched."""
         self._learned: set[int] = set()
+        self._fetched: set[int] = set()
+        """Blocks of which bytes were fetched: only these have streams and buffered bytes to give back."""
         self._refused: set[int] = set()
         """Blocks whose local file failed: another source from now on."""
 
@@ -154,7 +156,7 @@ class FileReader:
             self._readers.open_blocks.close(opened)
         self._blocks.clear()
         self._single = None
-        for index in range(self.entry.block_count):
+        for index in self._fetched:
             self._readers.fetcher.forget(block_id_of(self.entry.inode - 1, index))
 
     def _open(self, index: int) -> OpenBlock | None:
@@ -194,6 +196,7 @@ class FileReader:
             except OSError as error:
                 self._refused.add(index)
                 readers.local_failed(error, opened)
+        self._fetched.add(index)
         confirm = readers.context.confirm(self.entry, whole=self._whole)
         try:
             return await readers.fetcher.read(block or self.block(index), start, stop, budget, confirm)
