@@ -1,6 +1,6 @@
-"""What the master remembers of the source folder: names -> ids -> status, kept in LMDB over restarts.
+"""What the master remembers of the source folder: names -> ids -> status, kept over restarts (`inode_table`).
 
-A request's way: `get` and `children` walk the path through the database. Only where Alluxio would look at its
+A request's way: `get` and `list_folder` walk the path through the database. Only where Alluxio would look at its
 UFS is the source looked at: a name never seen with load type ONCE or ALWAYS, a folder never listed, and
 whatever a sync interval calls too old. Everything else is answered from memory of the past, so a change
 nobody synchronised goes unnoticed, as with Alluxio.
@@ -9,39 +9,30 @@ A file whose length or modification time changed gets a new id, and so new block
 under the same id. `sync_times` remembers when what was looked at.
 
 Scans of large folders are streamed: a few thousand entries are looked at, then written in one transaction, and
-single names can be loaded meanwhile. One scan of a folder at a time (`_scan_lock`, striped by folder id); LMDB
-allows one writer at a time; readers are never blocked. What a transaction writes is looked at within it, or, when
-it differs from what is known, looked at again, so that a newer look is never undone by an older one.
-Not here: protobuf, block files.
+single names can be loaded meanwhile. One scan of a folder at a time (`_scan_lock`, striped by folder id). What a
+transaction writes is looked at within it, or, when it differs from what is known, looked at again, so that a newer
+look is never undone by an older one. Not here: protobuf, block files.
 """
 
 from __future__ import annotations
 
-import struct
 import threading
 import time
-import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from enum import Enum
 from itertools import islice
 from pathlib import Path
 
-import lmdb
-
 from fusecache.clock import Clock
-from fusecache.embedded import inode as inodes
 from fusecache.embedded.inode import ROOT_ID, Inode
+from fusecache.embedded.inode_table import InodeTable, InodeWrite
 from fusecache.embedded.source import Found, SourceFolder
 from fusecache.embedded.sync_times import SyncTimes
-from fusecache.errors import InvalidRequest, NotFound, StateError
+from fusecache.errors import InvalidRequest, NotFound
 
-MAP_SIZE_BYTES = 64 << 30
-"""Sparse map: 1,000,000 files take about 250 MB of it."""
 SCAN_BATCH = 4096
 """Entries per write transaction: 1,000,000 files are 245 transactions, and a writer waits at most some 50 ms."""
-FORMAT = b"1"
-_ID = struct.Struct(">Q")
 _LOCK_STRIPES = 64
 
 
@@ -79,18 +70,14 @@ class Namespace:
         self._added_while_scanned: Counter[int] = Counter()
         self._added_lock = threading.Lock()
         self._scan_locks = [threading.Lock() for _ in range(_LOCK_STRIPES)]
-        try:
-            self._env = lmdb.open(str(folder), map_size=MAP_SIZE_BYTES, max_dbs=3, max_readers=2048)
-            self._inodes = self._env.open_db(b"inodes")
-            self._names = self._env.open_db(b"names")
-            self._meta = self._env.open_db(b"meta")
-        except lmdb.Error as exc:
-            raise StateError(f"database {str(folder)!r} can't be opened: {exc}") from exc
-        self.cluster_id = self._prepare()
+        self._table = InodeTable(folder, source.root)
+        self.cluster_id = self._table.cluster_id
+        if self._table.get(ROOT_ID) is None:
+            self._make_root()
 
     def close(self) -> None:
         """Close the database; no call may be under way."""
-        self._env.close()
+        self._table.close()
 
     # -- questions -----------------------------------------------------------------------------------------
 
@@ -101,7 +88,7 @@ class Namespace:
         NotFound when the path does not exist, InvalidRequest when it is no path.
         """
         names = split_path(path)
-        inode = self._root()
+        inode = self.by_id(ROOT_ID)
         sync_interval_ms = self._default_sync_interval_ms if sync_interval_ms is None else sync_interval_ms
         for depth, name in enumerate(names):
             parent = inode
@@ -110,7 +97,7 @@ class Namespace:
                     f"Traversal failed for path {path.decode(errors='replace')}."
                     f" Component {depth + 1}({parent.name.decode(errors='replace')}) is a file, not a directory."
                 )
-            child = self._child(parent.id, name)
+            child = self._table.child(parent.id, name)
             if child is None:
                 if self._look_for(parent.id, name, load, sync_interval_ms):
                     child = self._load_one(parent, name, b"/" + b"/".join(names[: depth + 1]))
@@ -141,15 +128,14 @@ class Namespace:
         never_listed = not inode.loaded and load is not Load.NEVER
         if never_listed or load is Load.ALWAYS or self._times.children_due(inode.id, interval):
             self._scan(inode, parent_path)
-        yield from ((parent_path, found) for found in self._batches(inode.id, batch))
+        yield from ((parent_path, found) for found in self._table.batches(inode.id, batch))
 
     def by_id(self, inode_id: int) -> Inode:
         """The inode of an id, without any look at the source. NotFound when unknown."""
-        with self._env.begin() as txn:
-            value = txn.get(_ID.pack(inode_id), db=self._inodes) if inode_id >= 0 else None
-        if value is None:
-            raise NotFound(f"fileId {inode_id} does not exist")
-        return inodes.decode(inode_id, bytes(value))
+        found = self._table.get(inode_id)
+        if found is None:
+            raise NotFound(f"inodeId {inode_id} does not exist")
+        return found
 
     def path_of(self, inode_id: int) -> bytes:
         """Path of an id. NotFound when unknown."""
@@ -165,7 +151,7 @@ class Namespace:
         if not inode.folder:
             yield inode
             return
-        for batch in self._batches(inode.id, SCAN_BATCH):
+        for batch in self._table.batches(inode.id, SCAN_BATCH):
             for child in batch:
                 if not child.folder:
                     yield child
@@ -183,10 +169,10 @@ class Namespace:
     def _load_one(self, parent: Inode, name: bytes, path: bytes) -> Inode | None:
         """Look at one name in the source and remember the answer; None when it is not there."""
         gone: list[Inode] = []
-        with self._env.begin(write=True) as txn:
-            before = self._child_in(txn, parent.id, name)
-            after = self._merge(txn, parent.id, name, before, self._source.look(path), gone)
-            self._count_children(txn, parent.id, (after is not None) - (before is not None))
+        with self._table.writing() as write:
+            before = write.child(parent.id, name)
+            after = self._merge(write, parent.id, name, before, self._source.look(path), gone)
+            write.count_children(parent.id, (after is not None) - (before is not None))
         if after is None:
             self._times.missed(parent.id, name)
         else:
@@ -198,14 +184,21 @@ class Namespace:
         self._report(gone)
         return after
 
+    def _make_root(self) -> None:
+        found = self._source.look(b"/")
+        if found is None:
+            raise NotFound("the served folder is gone")
+        with self._table.writing() as write:
+            write.put(self._new_inode(ROOT_ID, ROOT_ID, b"", found))
+
     def _refresh_root(self) -> Inode:
         """Attributes of the root; its id never changes."""
         found = self._source.look(b"/")
         if found is None:
             raise NotFound("the served folder is gone")
-        with self._env.begin(write=True) as txn:
-            root = self._with_attributes(self._inode_in(txn, ROOT_ID), found)
-            self._put(txn, root)
+        with self._table.writing() as write:
+            root = self._with_attributes(write.get(ROOT_ID), found)
+            write.put(root)
         self._times.looked_at(ROOT_ID)
         return root
 
@@ -215,7 +208,7 @@ class Namespace:
             with self._added_lock:
                 self._added_while_scanned[folder.id] = 0
             try:
-                known = self._inode(folder.id).children
+                known = self.by_id(folder.id).children
                 entries = self._source.scan(path)
                 seen_again = 0
                 while batch := list(islice(entries, SCAN_BATCH)):
@@ -227,26 +220,26 @@ class Namespace:
                     added_meanwhile = self._added_while_scanned.pop(folder.id)
             if seen_again < known + added_meanwhile:
                 self._drop_vanished(folder.id, path)
-            with self._env.begin(write=True) as txn:
-                self._put(txn, self._inode_in(txn, folder.id)._replace(loaded=True))
+            with self._table.writing() as write:
+                write.put(write.get(folder.id)._replace(loaded=True))
             self._times.listed(folder.id)
 
     def _merge_batch(self, folder_id: int, prefix: bytes, batch: list[tuple[bytes, Found]]) -> int:
         """Merge some names of a scan in one transaction; how many were new."""
         gone: list[Inode] = []
         added = dropped = 0
-        with self._env.begin(write=True) as txn:
+        with self._table.writing() as write:
             for name, found in batch:
-                before = self._child_in(txn, folder_id, name)
+                before = write.child(folder_id, name)
                 if before is None or _same(before, found):
-                    self._merge(txn, folder_id, name, before, found, gone)
+                    self._merge(write, folder_id, name, before, found, gone)
                 else:
                     # It was looked at some time ago; what is known may be newer than that.
                     now = self._source.look(prefix + name)
-                    self._merge(txn, folder_id, name, before, now, gone)
+                    self._merge(write, folder_id, name, before, now, gone)
                     dropped += now is None
                 added += before is None
-            self._count_children(txn, folder_id, added - dropped)
+            write.count_children(folder_id, added - dropped)
         self._report(gone)
         return added
 
@@ -257,20 +250,24 @@ class Namespace:
         added meanwhile is not dropped.
         """
         prefix = path.rstrip(b"/") + b"/"
-        for batch in self._batches(folder_id, SCAN_BATCH):
+        for batch in self._table.batches(folder_id, SCAN_BATCH):
             vanished = [child for child in batch if not self._source.exists(prefix + child.name)]
             if not vanished:
                 continue
             gone: list[Inode] = []
-            with self._env.begin(write=True) as txn:
+            with self._table.writing() as write:
+                dropped = 0
                 for child in vanished:
-                    self._remove(txn, child, gone)
-                self._count_children(txn, folder_id, -len(vanished))
+                    # Unless the name came back meanwhile, under another id.
+                    if write.child(folder_id, child.name) == child:
+                        self._remove(write, child, gone)
+                        dropped += 1
+                write.count_children(folder_id, -dropped)
             self._report(gone)
 
     def _merge(
         self,
-        txn: lmdb.Transaction,
+        write: InodeWrite,
         parent_id: int,
         name: bytes,
         before: Inode | None,
@@ -280,24 +277,31 @@ class Namespace:
         """Bring one name up to date within a transaction; the inode it has afterwards."""
         if found is None:
             if before is not None:
-                self._remove(txn, before, gone)
+                self._remove(write, before, gone)
             return None
         if before is not None and _same(before, found):
             after = self._with_attributes(before, found)
             if after != before:
-                self._put(txn, after)
+                write.put(after)
             return after
         if before is not None:
             if before.folder:
-                self._remove(txn, before, gone)
+                self._remove(write, before, gone)
             else:
-                txn.delete(_ID.pack(before.id), db=self._inodes)
+                write.forget_id(before)
                 gone.append(before)
-        return self._add(txn, parent_id, name, found)
+        return self._add(write, parent_id, name, found)
 
-    def _add(self, txn: lmdb.Transaction, parent_id: int, name: bytes, found: Found) -> Inode:
-        new_id = self._new_folder_id(txn) if found.folder else inodes.file_id(self._new_container(txn))
-        inode = Inode(
+    def _add(self, write: InodeWrite, parent_id: int, name: bytes, found: Found) -> Inode:
+        new_id = write.new_folder_id() if found.folder else write.new_file_id()
+        inode = self._new_inode(new_id, parent_id, name, found)
+        write.put(inode)
+        write.name(inode)
+        self._times.appeared(parent_id, name)
+        return inode
+
+    def _new_inode(self, new_id: int, parent_id: int, name: bytes, found: Found) -> Inode:
+        return Inode(
             id=new_id,
             parent=parent_id,
             name=name,
@@ -312,120 +316,22 @@ class Namespace:
             loaded=False,
             children=0,
         )
-        self._put(txn, inode)
-        txn.put(_ID.pack(parent_id) + name, _ID.pack(new_id), db=self._names)
-        self._times.appeared(parent_id, name)
-        return inode
 
-    def _remove(self, txn: lmdb.Transaction, inode: Inode, gone: list[Inode]) -> None:
+    def _remove(self, write: InodeWrite, inode: Inode, gone: list[Inode]) -> None:
         """Forget an inode and, for a folder, everything below it."""
         if inode.folder:
-            while children := list(self._children_in(txn, inode.id, b"", SCAN_BATCH)):
+            while children := write.first_children(inode.id, SCAN_BATCH):
                 for child in children:
-                    self._remove(txn, child, gone)
+                    self._remove(write, child, gone)
         else:
             gone.append(inode)
-        txn.delete(_ID.pack(inode.id), db=self._inodes)
-        txn.delete(_ID.pack(inode.parent) + inode.name, db=self._names)
+        write.forget_id(inode)
+        write.forget_name(inode)
 
     def _report(self, gone: list[Inode]) -> None:
         if self._on_gone is not None:
             for inode in gone:
                 self._on_gone(inode)
-
-    # -- database ------------------------------------------------------------------------------------------
-
-    def _prepare(self) -> str:
-        """Create what a new database needs, check an old one; its cluster id."""
-        found = self._source.look(b"/")
-        if found is None:
-            raise NotFound("the served folder is gone")
-        with self._env.begin(write=True) as txn:
-            version = txn.get(b"format", db=self._meta)
-            if version is not None and bytes(version) != FORMAT:
-                raise StateError(f"database format {bytes(version)!r} is not {FORMAT!r}; remove the state folder")
-            if version is None:
-                txn.put(b"format", FORMAT, db=self._meta)
-                txn.put(b"cluster_id", str(uuid.uuid4()).encode(), db=self._meta)
-                txn.put(b"source", self._source.root, db=self._meta)
-                txn.put(b"next_container", _ID.pack(1), db=self._meta)
-                txn.put(b"next_folder", _ID.pack(ROOT_ID + 1), db=self._meta)
-                root = Inode(ROOT_ID, ROOT_ID, b"", True, 0, found.mtime_ns, found.mode, found.uid, found.gid, 0,
-                             time.time_ns() // 1_000_000, False, 0)  # fmt: skip
-                self._put(txn, root)
-            source = bytes(txn.get(b"source", db=self._meta) or b"")
-            if source != self._source.root:
-                raise StateError(f"the state folder belongs to source {source!r}, not to {self._source.root!r}")
-            return bytes(txn.get(b"cluster_id", db=self._meta) or b"").decode()
-
-    def _new_container(self, txn: lmdb.Transaction) -> int:
-        container: int = _ID.unpack(txn.get(b"next_container", db=self._meta) or b"")[0]
-        if container > inodes.MAX_CONTAINER:
-            raise StateError("no container ids left; remove the state folder")
-        txn.put(b"next_container", _ID.pack(container + 1), db=self._meta)
-        return container
-
-    def _new_folder_id(self, txn: lmdb.Transaction) -> int:
-        new_id: int = _ID.unpack(txn.get(b"next_folder", db=self._meta) or b"")[0]
-        following = new_id + 1
-        if following & inodes.LAST_SEQUENCE == inodes.LAST_SEQUENCE:
-            following = self._new_container(txn) << 24
-        txn.put(b"next_folder", _ID.pack(following), db=self._meta)
-        return new_id
-
-    def _put(self, txn: lmdb.Transaction, inode: Inode) -> None:
-        txn.put(_ID.pack(inode.id), inodes.encode(inode), db=self._inodes)
-
-    def _root(self) -> Inode:
-        return self._inode(ROOT_ID)
-
-    def _inode(self, inode_id: int) -> Inode:
-        with self._env.begin() as txn:
-            return self._inode_in(txn, inode_id)
-
-    def _inode_in(self, txn: lmdb.Transaction, inode_id: int) -> Inode:
-        value = txn.get(_ID.pack(inode_id), db=self._inodes)
-        if value is None:
-            raise NotFound(f"id {inode_id} is gone")
-        return inodes.decode(inode_id, bytes(value))
-
-    def _child(self, parent_id: int, name: bytes) -> Inode | None:
-        with self._env.begin() as txn:
-            return self._child_in(txn, parent_id, name)
-
-    def _child_in(self, txn: lmdb.Transaction, parent_id: int, name: bytes) -> Inode | None:
-        key = txn.get(_ID.pack(parent_id) + name, db=self._names)
-        if key is None:
-            return None
-        return self._inode_in(txn, _ID.unpack(key)[0])
-
-    def _children_in(self, txn: lmdb.Transaction, folder_id: int, after: bytes, limit: int) -> Iterable[Inode]:
-        """Children with names greater than `after`, in order of their bytes."""
-        prefix = _ID.pack(folder_id)
-        cursor = txn.cursor(db=self._names)
-        # b"" sorts before every name; the zero byte makes the start exclusive, since no name holds one.
-        if not cursor.set_range(prefix + after + b"\0" if after else prefix):
-            return
-        for key, value in islice(cursor.iternext(), limit):
-            if not bytes(key).startswith(prefix):
-                return
-            yield self._inode_in(txn, _ID.unpack(value)[0])
-
-    def _batches(self, folder_id: int, batch: int) -> Iterator[list[Inode]]:
-        after = b""
-        while True:
-            with self._env.begin() as txn:
-                found = list(self._children_in(txn, folder_id, after, batch))
-            if found:
-                yield found
-            if len(found) < batch:
-                return
-            after = found[-1].name
-
-    def _count_children(self, txn: lmdb.Transaction, folder_id: int, change: int) -> None:
-        if change:
-            folder = self._inode_in(txn, folder_id)
-            self._put(txn, folder._replace(children=folder.children + change))
 
     def _scan_lock(self, folder_id: int) -> threading.Lock:
         return self._scan_locks[folder_id % _LOCK_STRIPES]

@@ -88,13 +88,15 @@ class EmbeddedServer:
         self._state_path = state
         self._port = port
         self._worker_count = block_workers
+        self._worker_ports = [0] * block_workers
         self._block_size = block_size
         self._sync_interval_ms = sync_interval_ms
         self._entries_per_message = entries_per_message
         self._capacity_bytes = capacity_bytes
         self._link_blocks = link_blocks
         self._impersonators = impersonators
-        self._freed = FreedBlocks(free_after_s, lambda: self.blocks)
+        self._free_after_s = free_after_s
+        self._freed: FreedBlocks | None = None
         self._faults = faults
         self._rewrite = rewrite
         self._clock: Clock = SystemClock() if clock is None else clock
@@ -108,7 +110,10 @@ class EmbeddedServer:
     # -- life ----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Bind all ports and begin to serve. UsageError or StateError says what can't be used."""
+        """Bind all ports and begin to serve: a later start of the same object takes the same ports.
+
+        UsageError or StateError says what can't be used.
+        """
         try:
             self._start()
         except BaseException:
@@ -120,7 +125,9 @@ class EmbeddedServer:
         stopping = [server.stop(None) for server in self._servers]
         for stopped in stopping:
             stopped.wait()
-        self._freed.close()
+        if self._freed is not None:
+            self._freed.close()
+            self._freed = None
         for pool in self._pools:
             pool.shutdown(wait=True, cancel_futures=True)
         self._servers.clear()
@@ -182,13 +189,14 @@ class EmbeddedServer:
         SourceFolder(self.folder)  # a wrong source is said before anything is made
         self._state = StateFolder(self._state_path)
         source = SourceFolder(self.folder, hidden=self._state_path)
+        freed = self._freed = FreedBlocks(self._free_after_s, lambda: self.blocks)
         self._namespace = Namespace(
             self._state_path / "namespace",
             source,
             block_size=self._block_size,
             clock=self._clock,
             default_sync_interval_ms=self._sync_interval_ms,
-            on_gone=self._freed.add,
+            on_gone=freed.add,
         )
         background = self._pool("background")
         link_times = LinkTimes() if self._link_blocks else None
@@ -215,14 +223,18 @@ class EmbeddedServer:
             self._workers,
             entries_per_message=self._entries_per_message,
             configuration=self._configuration(),
-            freed=self._freed,
+            freed=freed,
         )
         for index, worker in enumerate(self._workers):
             handlers = [worker.service(), version_service(WORKER_VERSIONS)]
             # 4 MiB: alluxio.worker.network.max.inbound.message.size.
-            worker.port = self._serve(f"{worker.host}:0", handlers, index, max_receive_bytes=4 << 20)
+            worker.port = self._serve(
+                f"{worker.host}:{self._worker_ports[index]}", handlers, index, max_receive_bytes=4 << 20
+            )
+            self._worker_ports[index] = worker.port
         handlers = [*self._master.services(), version_service(MASTER_VERSIONS)]
         self._master.port = self._serve(f"127.0.0.1:{self._port}", handlers, MASTER, max_receive_bytes=100 << 20)
+        self._port = self._master.port
 
     def _serve(
         self, target: str, handlers: list[grpc.GenericRpcHandler], number: int, *, max_receive_bytes: int

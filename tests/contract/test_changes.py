@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from fusecache.errors import NotFound, StaleId
+from fusecache.errors import NotFound, StaleId, UpstreamError
 from tests.contract.conftest import BLOCK_SIZE, Cluster, blocks_of
 from tests.support.embedded import replace, wait_until
 
@@ -235,5 +235,5 @@ def test_superseded_block_is_freed_but_an_open_descriptor_keeps_the_old_bytes(cl
     wait_until(lambda: cluster.held(old) == [False, False], timeout_s=30)
     assert os.pread(descriptor, 10, 0) == b"old"
     os.close(descriptor)
-    with pytest.raises(NotFound):
+    with pytest.raises(UpstreamError):
         cluster.read(old._replace(ufs_path=None, locations=()), total_s=2)

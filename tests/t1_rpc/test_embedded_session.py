@@ -393,3 +393,24 @@ def test_stop_ends_calls_that_wait(source: Path, tmp_path: Path) -> None:
         with pytest.raises(grpc.RpcError) as failure:
             client.files.GetStatus(GetStatusPRequest(path=b"/"), metadata=client.metadata)
     assert code(failure) == grpc.StatusCode.UNAVAILABLE
+
+
+def test_started_again_it_listens_on_the_same_ports_and_knows_no_channel(source: Path, tmp_path: Path) -> None:
+    running = EmbeddedServer(source, tmp_path / "state", block_workers=2)
+    running.start()
+    targets = (running.master_target, *running.worker_targets)
+    with WireClient(running.master_target) as client:
+        assert client.stat(b"/").folder
+        running.stop()
+        running.start()
+        try:
+            assert (running.master_target, *running.worker_targets) == targets
+            with pytest.raises(grpc.RpcError) as failure:
+                client.files.GetStatus(
+                    GetStatusPRequest(path=b"/"), metadata=client.metadata, wait_for_ready=True, timeout=20
+                )
+            assert code(failure) == grpc.StatusCode.UNAUTHENTICATED
+            with WireClient(running.master_target) as again:
+                assert again.stat(b"/").folder
+        finally:
+            running.stop()
