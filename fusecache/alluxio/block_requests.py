@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 import grpc
 
 from fusecache.alluxio import decode
-from fusecache.alluxio.block_stream import ufs_options
 from fusecache.alluxio.connection import Connection, PendingCall
 from fusecache.alluxio.methods import CACHE, LOAD, OPEN_LOCAL_BLOCK
 from fusecache.alluxio.model import Block, BlockWorkerAddress
+from fusecache.alluxio.read_call import ufs_options
 from fusecache.alluxio.status import to_error
 from fusecache.errors import Unavailable
 from fusecache.pb.alluxio.block_worker_pb2 import (

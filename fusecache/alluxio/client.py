@@ -24,7 +24,7 @@ import structlog
 
 from fusecache.alluxio import block_requests, decode
 from fusecache.alluxio.block_sources import BlockSources, StoragePolicy
-from fusecache.alluxio.block_stream import BlockStream, ReadOptions
+from fusecache.alluxio.block_stream import BlockStream
 from fusecache.alluxio.block_workers import LIST_AGE_S, BlockWorkers
 from fusecache.alluxio.connection import Connection
 from fusecache.alluxio.loading import Loader
@@ -40,6 +40,7 @@ from fusecache.alluxio.model import (
     FileStatus,
     LoadFailure,
 )
+from fusecache.alluxio.read_call import ReadOptions
 from fusecache.alluxio.rpc_meter import RpcMeter
 from fusecache.alluxio.sasl import Login, check_login
 from fusecache.alluxio.status import to_error

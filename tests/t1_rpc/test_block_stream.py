@@ -13,10 +13,10 @@ from typing import Any
 import grpc
 import pytest
 
-from fusecache.alluxio.block_stream import MAX_CHUNK_BYTES
 from fusecache.alluxio.client import AlluxioClient
 from fusecache.alluxio.decode import decode_status
 from fusecache.alluxio.methods import READ_BLOCK
+from fusecache.alluxio.read_call import MAX_CHUNK_BYTES
 from fusecache.errors import NotFound, ProtocolError, Unavailable, VersionMismatch
 from fusecache.metrics import Metrics
 from fusecache.pb.alluxio import version_pb2

@@ -12,8 +12,8 @@ from typing import Any
 import grpc
 import pytest
 
-from fusecache.alluxio.block_stream import MAX_CHUNK_BYTES, MAX_EMPTY_CHUNKS
 from fusecache.alluxio.client import AlluxioClient
+from fusecache.alluxio.read_call import MAX_CHUNK_BYTES, MAX_EMPTY_CHUNKS
 from fusecache.errors import ProtocolError, Unavailable, UpstreamError
 from fusecache.metrics import Metrics
 from fusecache.pb.alluxio.block_worker_pb2 import Chunk, ReadResponse
