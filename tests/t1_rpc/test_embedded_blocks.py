@@ -90,18 +90,18 @@ def no_temporary_files(server: EmbeddedServer) -> bool:
 
 
 @both_ways
-@pytest.mark.parametrize("size", [1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK - 1, 3 * BLOCK, 3 * BLOCK + 1])
 def test_whole_file_read_cold_and_warm_equals_its_bytes(
-    server: EmbeddedServer, master: WireClient, workers: list[WireClient], source: Path, size: int
+    server: EmbeddedServer, master: WireClient, workers: list[WireClient], source: Path
 ) -> None:
-    data = content(size)
-    (source / "file").write_bytes(data)
-    info = master.stat(b"/file")
-    assert len(info.blockIds) == -(-size // BLOCK)
-    for _ in ("cold", "warm"):
-        assert b"".join(read(workers[0], read_request(info, n)) for n in range(len(info.blockIds))) == data
-    for number, block_id in enumerate(info.blockIds):
-        assert block_file(server, block_id).read_bytes() == data[number * BLOCK : (number + 1) * BLOCK]
+    for size in (1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK - 1, 3 * BLOCK, 3 * BLOCK + 1):
+        data = content(size)
+        (source / f"{size}").write_bytes(data)
+        info = master.stat(f"/{size}".encode())
+        assert len(info.blockIds) == -(-size // BLOCK)
+        for _ in ("cold", "warm"):
+            assert b"".join(read(workers[0], read_request(info, n)) for n in range(len(info.blockIds))) == data
+        for number, block_id in enumerate(info.blockIds):
+            assert block_file(server, block_id).read_bytes() == data[number * BLOCK : (number + 1) * BLOCK]
     assert no_temporary_files(server)
 
 
@@ -121,20 +121,15 @@ def test_block_is_committed_before_the_stream_ends(
 
 
 @both_ways
-@pytest.mark.parametrize(("offset", "length"), [(10, 5), (0, 5), (0, BLOCK - 1), (1, BLOCK - 1)])
 def test_partial_read_gives_the_bytes_and_caches_nothing(
-    server: EmbeddedServer,
-    master: WireClient,
-    workers: list[WireClient],
-    source: Path,
-    offset: int,
-    length: int,
+    server: EmbeddedServer, master: WireClient, workers: list[WireClient], source: Path
 ) -> None:
     data = content(BLOCK)
     (source / "file").write_bytes(data)
     info = master.stat(b"/file")
-    assert read(workers[0], read_request(info, 0, offset, length)) == data[offset : offset + length]
-    assert not block_file(server, info.blockIds[0]).exists()
+    for offset, length in ((10, 5), (0, 5), (0, BLOCK - 1), (1, BLOCK - 1)):
+        assert read(workers[0], read_request(info, 0, offset, length)) == data[offset : offset + length]
+        assert not block_file(server, info.blockIds[0]).exists()
     assert no_temporary_files(server)
 
 
@@ -179,13 +174,11 @@ def test_read_past_the_end_of_a_block_ends_there(master: WireClient, workers: li
         read(workers[0], read_request(info))
 
 
-@pytest.mark.parametrize(("block_id", "offset", "length"), [(-1, 0, 5), (5, -1, 5), (5, 0, 0), (5, 0, -1)])
-def test_malformed_read_is_an_invalid_argument(
-    workers: list[WireClient], block_id: int, offset: int, length: int
-) -> None:
-    with pytest.raises(grpc.RpcError) as failure:
-        workers[0].read(ReadRequest(block_id=block_id, offset=offset, length=length, chunk_size=100))
-    assert code(failure) == grpc.StatusCode.INVALID_ARGUMENT
+def test_malformed_read_is_an_invalid_argument(workers: list[WireClient]) -> None:
+    for block_id, offset, length in ((-1, 0, 5), (5, -1, 5), (5, 0, 0), (5, 0, -1)):
+        with pytest.raises(grpc.RpcError) as failure:
+            workers[0].read(ReadRequest(block_id=block_id, offset=offset, length=length, chunk_size=100))
+        assert code(failure) == grpc.StatusCode.INVALID_ARGUMENT
 
 
 def test_chunk_size_zero_is_never_answered(master: WireClient, workers: list[WireClient], source: Path) -> None:
@@ -235,22 +228,26 @@ def test_uncached_block_without_ufs_options_is_not_found(
     assert code(failure) == grpc.StatusCode.NOT_FOUND
 
 
-@pytest.mark.parametrize(
-    "ufs_path", [b"/etc/passwd", b"{source}/../outside", b"{source}", b"{source}/none", b"{source}/out", b"rel", b"/\0"]
-)
 def test_ufs_path_that_is_no_file_of_the_folder_is_not_found(
-    workers: list[WireClient], source: Path, tmp_path: Path, ufs_path: bytes
+    workers: list[WireClient], source: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "outside").write_bytes(b"secret")
     (source / "out").symlink_to(tmp_path / "outside")
-    options = OpenUfsBlockOptions(
-        ufs_path=ufs_path.replace(b"{source}", os.fsencode(source)), offset_in_file=0, block_size=5, mountId=1
-    )
-    with pytest.raises(grpc.RpcError) as failure:
-        workers[0].read(
-            ReadRequest(block_id=99 << 24, offset=0, length=5, chunk_size=10, open_ufs_block_options=options)
-        )
-    assert code(failure) == grpc.StatusCode.NOT_FOUND
+    inside = os.fsencode(source)
+    for ufs_path in (
+        b"/etc/passwd",
+        inside + b"/../outside",
+        inside,
+        inside + b"/none",
+        inside + b"/out",
+        b"rel",
+        b"/\0",
+    ):
+        options = OpenUfsBlockOptions(ufs_path=ufs_path, offset_in_file=0, block_size=5, mountId=1)
+        request = ReadRequest(block_id=99 << 24, offset=0, length=5, chunk_size=10, open_ufs_block_options=options)
+        with pytest.raises(grpc.RpcError) as failure:
+            workers[0].read(request)
+        assert code(failure) == grpc.StatusCode.NOT_FOUND, ufs_path
 
 
 def test_unknown_mount_is_unavailable(master: WireClient, workers: list[WireClient], source: Path) -> None:

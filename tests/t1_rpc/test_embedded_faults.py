@@ -71,16 +71,17 @@ def _never_ending(request: ReadRequest) -> Iterator[ReadRequest]:
         yield ReadRequest(offset_received=0)
 
 
-@pytest.mark.parametrize("cut", [0, 1, 999, 1000, 1001, SIZE - 1, SIZE])
 @pytest.mark.parametrize("code", ["UNAVAILABLE", "OK"])
 def test_cut_stream_ends_at_the_exact_byte(
-    plan: FaultPlan, master: WireClient, worker: WireClient, source: Path, cut: int, code: str
+    plan: FaultPlan, master: WireClient, worker: WireClient, source: Path, code: str
 ) -> None:
-    rule = plan.on("ReadBlock").cut_after(bytes=cut, code=code)
-    data, ended = received(worker, read_request(master.stat(b"/file"), chunk_size=1000))
-    assert data == (source / "file").read_bytes()[:cut]
-    assert ended == getattr(grpc.StatusCode, code)
-    assert rule.injected == 1
+    for number, cut in enumerate((0, 1, 999, 1000, 1001, SIZE - 1, SIZE)):
+        rule = plan.on("ReadBlock", nth=1).cut_after(bytes=cut, code=code)
+        data, ended = received(worker, read_request(master.stat(b"/file"), chunk_size=1000))
+        assert data == (source / "file").read_bytes()[:cut]
+        assert ended == getattr(grpc.StatusCode, code)
+        assert rule.injected == 1
+        assert plan.injected() == number + 1
 
 
 def test_cut_past_the_end_never_happens(plan: FaultPlan, master: WireClient, worker: WireClient, source: Path) -> None:

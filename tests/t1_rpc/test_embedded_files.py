@@ -141,34 +141,34 @@ def test_load_metadata_only_sends_nothing_but_loads(client: WireClient, source: 
     assert names(client, b"/", load=NEVER) == [b"a"]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [b"a?b", b"a#b", b"a%2Fb", b"%", b" lead", b"trail ", b"a\\b", b"a:b", b"a\nb", b"\xff\xfe", "数据".encode(),
-     "é".encode(), "e\u0301".encode(), b"~x", b".hidden", b"-", b"x" * 255],
-)  # fmt: skip
-def test_name_is_served_byte_for_byte(client: WireClient, source: Path, name: bytes) -> None:
-    full = os.fsencode(source) + b"/" + name
-    with open(full, "wb") as file:
-        file.write(name)
-    assert names(client, b"/") == [name]
-    info = client.stat(b"/" + name)
-    assert (info.name, info.path, info.ufsPath) == (name, b"/" + name, full)
-    answer = client.files.GetFilePath(GetFilePathPRequest(fileId=info.fileId), metadata=client.metadata)
-    assert answer.path == b"/" + name
+NAMES = [b"a?b", b"a#b", b"a%2Fb", b"%", b" lead", b"trail ", b"a\\b", b"a:b", b"a\nb", b"\xff\xfe", "数据".encode(),
+     "é".encode(), "e\u0301".encode(), b"~x", b".hidden", b"-", b"x" * 255]  # fmt: skip
 
 
-@pytest.mark.parametrize("path", [b"", b"a", b"//a", b"/a\0b", b"/.."])
-def test_malformed_path_is_an_invalid_argument(client: WireClient, path: bytes) -> None:
-    with pytest.raises(grpc.RpcError) as failure:
-        client.stat(path)
-    assert code(failure) == grpc.StatusCode.INVALID_ARGUMENT
+def test_names_are_served_byte_for_byte(client: WireClient, source: Path) -> None:
+    for name in NAMES:
+        full = os.fsencode(source) + b"/" + name
+        with open(full, "wb") as file:
+            file.write(name)
+        info = client.stat(b"/" + name)
+        assert (info.name, info.path, info.ufsPath) == (name, b"/" + name, full)
+        answer = client.files.GetFilePath(GetFilePathPRequest(fileId=info.fileId), metadata=client.metadata)
+        assert answer.path == b"/" + name
+    assert names(client, b"/") == sorted(NAMES)
 
 
-@pytest.mark.parametrize("path", [b"/a/f/", b"/a//f", b"/./a/f", b"/a/../a/f"])
-def test_unusual_path_is_resolved(client: WireClient, source: Path, path: bytes) -> None:
+def test_malformed_path_is_an_invalid_argument(client: WireClient) -> None:
+    for path in (b"", b"a", b"//a", b"/a\0b", b"/.."):
+        with pytest.raises(grpc.RpcError) as failure:
+            client.stat(path)
+        assert code(failure) == grpc.StatusCode.INVALID_ARGUMENT, path
+
+
+def test_unusual_path_is_resolved(client: WireClient, source: Path) -> None:
     (source / "a").mkdir()
     (source / "a" / "f").touch()
-    assert client.stat(path).path == b"/a/f"
+    for path in (b"/a/f/", b"/a//f", b"/./a/f", b"/a/../a/f"):
+        assert client.stat(path).path == b"/a/f"
 
 
 @pytest.mark.parametrize("path", [b"/none", b"/none/deeper", b"/" + b"x" * 300])
