@@ -68,6 +68,9 @@ TICK_S = 5.0
 STUCK_S = 30.0
 """/healthz turns bad when the event loop, which ticks every TICK_S, has not run for this long."""
 
+HEAL_S = 5.0
+"""A READ that is answered ESTALE waits this long for its folder's new listing."""
+
 FIRST_READ_S = 30.0
 """A mount that does not answer a stat this long after mount(2) is taken for broken."""
 
@@ -315,10 +318,14 @@ class ClassicMount:
                 await trio.sleep(0.05)
         self._nursery.cancel_scope.cancel()
 
-    def _heal_stale(self, inode: int) -> None:
-        """A READ met a dead id: drop the kernel's pages of it and list its folder again, so that the path is healed."""
+    async def _heal_stale(self, inode: int) -> None:
+        """A READ met a dead id: drop the kernel's pages of it and list its folder again, so that the path is healed.
+
+        Once the listing has landed the tree does not know the inode, so a reader that tries on costs no more calls.
+        """
         self.invalidator.push(("inode", inode, b""))
-        self._list_again(inode)
+        with trio.move_on_after(HEAL_S):
+            await self._refresh_folder_of(inode)
 
     def _list_again(self, inode: int) -> None:
         """List the folder of `inode` in the background, once at a time."""

@@ -98,11 +98,12 @@ class Operations(ReadOnlyOperations):
         metrics: Metrics,
         metadata_budget_s: float,
         capacity: Callable[[], Capacity],
-        on_stale_read: Callable[[int], None],
+        on_stale_read: Callable[[int], Awaitable[None]],
     ) -> None:
         """No request but READ waits longer than `metadata_budget_s`.
 
-        `capacity` gives the last known cluster capacity; `on_stale_read` is told of a READ on a dead inode.
+        `capacity` gives the last known cluster capacity; `on_stale_read` is told of a READ on a dead inode, which
+        is answered when it returns: whoever opens the path again then gets the new version.
         """
         super().__init__(RequestMeter(metrics))
         self._tree = tree
@@ -200,7 +201,7 @@ class Operations(ReadOnlyOperations):
             return await reader.read(off, size)
         except FusecacheError as error:
             if isinstance(error, StaleId) or self._tree.superseded(fh):
-                self._on_stale_read(fh)
+                await self._on_stale_read(fh)
                 raise StaleId(f"file id {fh - 1} was replaced") from error
             raise
 

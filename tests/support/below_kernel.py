@@ -9,6 +9,7 @@ Not here: kernel caches and their invalidation (what would be pushed is kept in 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -28,8 +29,10 @@ from fusecache.cache.store import MetadataStore
 from fusecache.cache.tree import MetadataTree
 from fusecache.clock import Clock, SystemClock
 from fusecache.config.settings import ClusterConfig, Settings
+from fusecache.daemon.classic import HEAL_S
 from fusecache.daemon.file_context import MetadataFileContext
 from fusecache.embedded.server import EmbeddedServer
+from fusecache.errors import FusecacheError
 from fusecache.fs.attributes import Attributes
 from fusecache.fs.hidden_folder import HiddenFolder
 from fusecache.fs.operations import ROOT, Operations
@@ -205,6 +208,12 @@ async def below_kernel(
                 clock=clock,
                 limiter=trio.CapacityLimiter(chosen.data_threads),
             )
+
+            async def on_stale_read(inode: int) -> None:
+                keep(Change("attributes", inode, b"", inode))
+                with trio.move_on_after(HEAL_S), contextlib.suppress(FusecacheError):
+                    await tree.refresh(inode, force_sync=False)
+
             operations = Operations(
                 tree,
                 readers,
@@ -213,7 +222,7 @@ async def below_kernel(
                 metrics=metrics,
                 capacity=lambda: Capacity(0, 0),
                 metadata_budget_s=chosen.metadata_budget_s,
-                on_stale_read=lambda inode: keep(Change("attributes", inode, b"", inode)),
+                on_stale_read=on_stale_read,
             )
             try:
                 async with trio.open_nursery() as nursery:

@@ -173,8 +173,11 @@ class Rig:
             metrics=self.metrics,
             capacity=lambda: self.cluster,
             metadata_budget_s=self.settings.metadata_budget_s,
-            on_stale_read=self.stale_reads.append,
+            on_stale_read=self._stale_read,
         )
+
+    async def _stale_read(self, inode: int) -> None:
+        self.stale_reads.append(inode)
 
     # ---- the kernel's part ----
 
