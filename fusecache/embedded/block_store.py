@@ -9,7 +9,8 @@ shares later changes of the source, so its length, modification and change time 
 before each use, and on any difference the link is dropped.
 Everything else is a copy, made inside the kernel (copy_file_range), which shares extents where it can.
 
-Capacity counts copies and links alike, as a block worker would; the least recently used blocks go first.
+Capacity counts copies and links alike, as a block worker would; the least recently used blocks go first. Where the
+disk is nearly full no copy is made at all: the bytes are served, and the disk is left to its owner.
 Thread-safe. Does not know files or paths of the source: callers hand it descriptors.
 """
 
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import stat
 import threading
 from collections import OrderedDict
@@ -49,10 +51,13 @@ class BlockStore:
         tier: Path,
         *,
         capacity_bytes: int,
+        keep_free_bytes: int = 0,
         link_times: LinkTimes | None,
         expected: Callable[[int], tuple[int, int] | None],
     ) -> None:
         """Take over what an earlier run left in `tier`. Without `link_times` every block is a copy.
+
+        No copy is made that would leave less than `keep_free_bytes` on the file system.
 
         `expected` gives (length, source mtime_ns) of a block id that is still current: other block files are
         removed, as are temporary ones.
@@ -61,6 +66,7 @@ class BlockStore:
         self.folder = tier / "alluxioworker"
         self._temporary = self.folder / ".tmp_blocks"
         self.capacity_bytes = capacity_bytes
+        self._keep_free_bytes = keep_free_bytes
         self._link_times = link_times
         self._blocks: OrderedDict[int, BlockFile] = OrderedDict()
         self._writing: set[int] = set()
@@ -132,8 +138,13 @@ class BlockStore:
         with self._lock:
             return list(self._blocks)
 
-    def writer(self, block_id: int, length: int) -> BlockWriter | None:
-        """A temporary block to fill; None when the block is held, being written, or larger than the tier."""
+    def writer(self, block_id: int, length: int, *, copy: bool = True) -> BlockWriter | None:
+        """A temporary block to fill (or, unless `copy`, to link).
+
+        None when the block is held, being written, larger than the tier, or there is no disk space to spare.
+        """
+        if copy and shutil.disk_usage(self._temporary).free < length + self._keep_free_bytes:
+            return None
         with self._lock:
             if block_id in self._blocks or block_id in self._writing or length > self.capacity_bytes:
                 return None
@@ -158,7 +169,7 @@ class BlockStore:
         """
         if self._link_times is None:
             return False
-        writer = self.writer(block_id, before.st_size)
+        writer = self.writer(block_id, before.st_size, copy=False)
         if writer is None:
             return self.holds(block_id)
         try:

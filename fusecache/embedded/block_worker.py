@@ -251,7 +251,7 @@ class BlockWorker:
                     raise NotFound(f"BlockMeta not found for blockId {request.block_id}")
                 descriptor, length = opened
                 try:
-                    self.store.copy(request.block_id, descriptor, 0, length)
+                    self._keep(request.block_id, descriptor, 0, length)
                 finally:
                     os.close(descriptor)
                 return
@@ -290,9 +290,14 @@ class BlockWorker:
             return
         descriptor = self._open_source(block_id, options)
         try:
-            self.store.copy(block_id, descriptor, options.offset_in_file, length)
+            self._keep(block_id, descriptor, options.offset_in_file, length)
         finally:
             os.close(descriptor)
+
+    def _keep(self, block_id: int, descriptor: int, offset: int, length: int) -> None:
+        """Commit a piece of a file as a block. Unavailable when it is not held afterwards."""
+        if not self.store.copy(block_id, descriptor, offset, length):
+            raise Unavailable(f"Block {block_id} can't be kept now: no space for it, or somebody else is writing it")
 
 
 def _chunks(descriptor: int, position: int, end: int, shift: int, chunk: int) -> Iterator[bytes]:

@@ -60,6 +60,7 @@ class EmbeddedServer:
         sync_interval_ms: int = -1,
         entries_per_message: int = ENTRIES_PER_MESSAGE,
         capacity_bytes: int | None = None,
+        keep_free_bytes: int | None = None,
         link_blocks: bool = True,
         impersonators: Collection[str] = (),
         free_after_s: float | None = 1.0,
@@ -69,10 +70,10 @@ class EmbeddedServer:
     ) -> None:
         """`port` 0 takes a free one. `sync_interval_ms` is used for requests that name none.
 
-        `capacity_bytes` is that of each block worker; None: what is free on the state folder's file system,
-        shared out. `link_blocks` False copies every block. `free_after_s` is how long blocks of files
-        that were freed, replaced or removed stay (Alluxio: until a heartbeat each second); None: until the server
-        ends. `impersonators` are users that may speak for others.
+        `capacity_bytes` is that of each block worker; None: the size of the state folder's file system, shared out.
+        Copies of blocks leave `keep_free_bytes` free there; None: a tenth of it. `link_blocks` False copies every
+        block. `free_after_s` is how long blocks of files that were freed, replaced or removed stay (Alluxio: until
+        a heartbeat each second); None: until the server ends. `impersonators` are users that may speak for others.
         `rewrite` changes answers before they are sent (tests of clients).
         """
         if auth not in ("simple", "nosasl"):
@@ -93,6 +94,7 @@ class EmbeddedServer:
         self._sync_interval_ms = sync_interval_ms
         self._entries_per_message = entries_per_message
         self._capacity_bytes = capacity_bytes
+        self._keep_free_bytes = keep_free_bytes
         self._link_blocks = link_blocks
         self._impersonators = impersonators
         self._free_after_s = free_after_s
@@ -200,14 +202,15 @@ class EmbeddedServer:
         )
         background = self._pool("background")
         link_times = LinkTimes() if self._link_blocks else None
-        capacity = self._capacity_bytes or shutil.disk_usage(self._state_path).free // self._worker_count
+        disk_bytes = shutil.disk_usage(self._state_path).total
         self._workers = [
             BlockWorker(
                 _WORKER_ID_BASE + index,
                 f"127.0.0.{index + 1}",
                 BlockStore(
                     self._state_path / f"tier{index}",
-                    capacity_bytes=capacity,
+                    capacity_bytes=self._capacity_bytes or disk_bytes // self._worker_count,
+                    keep_free_bytes=disk_bytes // 10 if self._keep_free_bytes is None else self._keep_free_bytes,
                     link_times=link_times,
                     expected=self._expected,
                 ),

@@ -660,6 +660,24 @@ def test_block_larger_than_the_worker_is_served_but_not_kept(source: Path, tmp_p
         assert running.blocks[0].block_ids() == []
 
 
+@pytest.mark.parametrize("link", [True, False], ids=["links", "copies"])
+def test_copies_leave_the_disk_its_free_space_and_links_need_none(source: Path, tmp_path: Path, link: bool) -> None:
+    data = content(100)
+    (source / "file").write_bytes(data)
+    with (
+        embedded_server(source, tmp_path / "state", keep_free_bytes=1 << 60, link_blocks=link) as running,
+        WireClient(running.master_target) as master,
+        WireClient(running.worker_targets[0]) as worker,
+    ):
+        info = master.stat(b"/file")
+        for _ in range(2):
+            assert read(worker, read_request(info)) == data
+        assert running.blocks[0].block_ids() == (list(info.blockIds) if link else [])
+        if not link:
+            answer = load(worker, (info, 0))
+            assert [status.code for status in answer.block_status] == [grpc.StatusCode.UNAVAILABLE.value[0]]
+
+
 @both_ways
 def test_concurrent_readers_of_one_cold_block_all_get_its_bytes(
     server: EmbeddedServer, master: WireClient, workers: list[WireClient], source: Path
