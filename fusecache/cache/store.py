@@ -43,7 +43,7 @@ from fusecache.errors import StateError
 
 log = structlog.get_logger(__name__)
 
-FORMAT: Final = b"fusecache-metadata-1"
+FORMAT: Final = b"fusecache-metadata-2"
 """Layout of the tables; another one is dropped. Records carry their own version."""
 
 TABLES: Final = ("folders", "children", "names", "parents", "retired", "meta")
