@@ -20,9 +20,10 @@ LEVEL_BUDGET_S = {
     "t0_pure": 60,
     "t1_rpc": 90,
     "t2_cache": 60,
-    "t3_operations": 90,
-    "t4_mount": 120,
+    "t3_operations": 60,
+    "t4_mount": 90,
     "t5_daemon": 90,
+    "faults": 90,
     "contract": 60,
     "faults": 120,
     "real": 600,
@@ -108,6 +109,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     """One line per level: seconds used of its budget."""
     terminalreporter.section("time per level")
     for level, used_s in config.stash[LEVEL_TIME_S].items():
-        budget_s = LEVEL_BUDGET_S.get(level)
-        over = "  OVER BUDGET" if budget_s is not None and used_s > budget_s else ""
+        budget_s = LEVEL_BUDGET_S[level]
+        over = "  OVER BUDGET" if used_s > budget_s else ""
         terminalreporter.write_line(f"{level:<14} {used_s:6.1f} s of {budget_s} s{over}")
