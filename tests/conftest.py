@@ -25,7 +25,6 @@ LEVEL_BUDGET_S = {
     "t5_daemon": 90,
     "faults": 90,
     "contract": 60,
-    "faults": 120,
     "real": 600,
 }
 """Seconds a level may take; printed at the end, so that a level that grows is seen. Their sum without `real`
