@@ -6,13 +6,16 @@ import errno
 import os
 import signal
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from fusecache.embedded.faults import FaultPlan
 from tests.support.embedded import embedded_server
 from tests.support.mounting import needs_fuse
-from tests.t4_mount.live_mount import errno_of, eventually, live_mount
+from tests.t4_mount.live_mount import LiveMount, errno_of, eventually, live_mount
 
 pytestmark = needs_fuse
 
@@ -97,58 +100,66 @@ def test_mount_reports_interrupted_copy_poisons_nothing(tmp_path: Path) -> None:
         assert (mount.root / "big").read_bytes() == content
 
 
-def test_mount_reports_thousands_of_opens_leave_nothing_in_the_daemon(tmp_path: Path) -> None:
-    """User report 45: descriptors, memory and open files are the same after 10,000 opens as after the first few."""
-    source = tmp_path / "source"
+class Small:
+    """300 small files, mounted with room for 32 open block files."""
+
+    def __init__(self, mount: LiveMount, contents: dict[str, bytes]) -> None:
+        self.mount = mount
+        self.files = [(os.fsencode(mount.root / name), content) for name, content in contents.items()]
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Small]:
+    folder = tmp_path_factory.mktemp("reports")
+    source = folder / "source"
     source.mkdir()
-    contents = {f"f{number}": os.urandom(1000 + number) for number in range(200)}
+    contents = {f"f{number}": os.urandom(1000 + number) for number in range(300)}
     for name, content in contents.items():
         (source / name).write_bytes(content)
-    with live_mount(source, tmp_path) as mount:
-        paths = [(os.fsencode(mount.root / name), content) for name, content in contents.items()]
-
-        def read_all(*, forget: bool) -> None:
-            for path, content in paths:
-                descriptor = os.open(path, os.O_RDONLY)
-                try:
-                    if forget:
-                        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-                    assert os.read(descriptor, 5000) == content
-                finally:
-                    os.close(descriptor)
-
-        def closed() -> bool:
-            return mount.metrics()["fusecache_open_files"] == 0
-
-        for _ in range(5):
-            read_all(forget=True)
-        eventually(closed, "all released")
-        descriptors, resident = mount.descriptors(), mount.resident_bytes()
-        opens = mount.metrics()["fusecache_requests_total{op=open}"]
-        for turn in range(50):
-            read_all(forget=turn % 2 == 0)
-        assert mount.metrics()["fusecache_requests_total{op=open}"] - opens == 50 * len(paths)
-        eventually(closed, "all released again")
-        eventually(lambda: mount.descriptors() <= descriptors + 5, "descriptors given back")
-        assert mount.resident_bytes() < resident + (16 << 20)
+    with live_mount(source, folder, "--max-open-blocks", "32") as mount:
+        yield Small(mount, contents)
 
 
-def test_mount_reports_open_files_survive_many_others(tmp_path: Path) -> None:
-    """User report 45: more files open at once than block files are kept open, all of them right."""
-    source = tmp_path / "source"
-    source.mkdir()
-    contents = [os.urandom(5000) for _ in range(300)]
-    for number, content in enumerate(contents):
-        (source / f"f{number}").write_bytes(content)
-    with live_mount(source, tmp_path, "--max-open-blocks", "32") as mount:
-        opened = [os.open(mount.root / f"f{number}", os.O_RDONLY) for number in range(len(contents))]
-        try:
-            for _ in range(2):
-                for descriptor, content in zip(opened, contents, strict=True):
+def test_mount_reports_thousands_of_opens_leave_nothing_in_the_daemon(small: Small) -> None:
+    """User report 45: descriptors, memory and open files are the same after 9,000 opens as after the first few."""
+    mount = small.mount
+
+    def read_all(*, forget: bool) -> None:
+        for path, content in small.files:
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                if forget:
                     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-                    assert os.pread(descriptor, 5000, 0) == content
-            links = [os.readlink(f"/proc/{mount.pid}/fd/{n}") for n in os.listdir(f"/proc/{mount.pid}/fd")]
-            assert 0 < sum("alluxioworker" in link for link in links) <= 40
-        finally:
-            for descriptor in opened:
+                assert os.read(descriptor, 5000) == content
+            finally:
                 os.close(descriptor)
+
+    def closed() -> bool:
+        return mount.metrics()["fusecache_open_files"] == 0
+
+    for _ in range(5):
+        read_all(forget=True)
+    eventually(closed, "all released")
+    descriptors, resident = mount.descriptors(), mount.resident_bytes()
+    opens = mount.metrics()["fusecache_requests_total{op=open}"]
+    for turn in range(30):
+        read_all(forget=turn % 2 == 0)
+    assert mount.metrics()["fusecache_requests_total{op=open}"] - opens == 30 * len(small.files)
+    eventually(closed, "all released again")
+    eventually(lambda: mount.descriptors() <= descriptors + 5, "descriptors given back")
+    assert mount.resident_bytes() < resident + (16 << 20)
+
+
+def test_mount_reports_more_open_files_than_block_files_kept_open(small: Small) -> None:
+    """User report 45: all of them are right."""
+    opened = [os.open(path, os.O_RDONLY) for path, _ in small.files]
+    try:
+        for _ in range(2):
+            for descriptor, (_, content) in zip(opened, small.files, strict=True):
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+                assert os.pread(descriptor, 5000, 0) == content
+        links = [os.readlink(f"/proc/{small.mount.pid}/fd/{n}") for n in os.listdir(f"/proc/{small.mount.pid}/fd")]
+        assert 0 < sum("alluxioworker" in link for link in links) <= 40
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
