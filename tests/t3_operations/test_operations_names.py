@@ -117,14 +117,6 @@ async def test_operations_unknown_inode_is_estale(tmp_path: Path) -> None:
             await r.operations.lookup(12345, b"x", CONTEXT)
 
 
-async def test_operations_lookup_in_a_file_is_estale_or_enotdir(tmp_path: Path) -> None:
-    async with rig(tmp_path) as r:
-        inode = r.write(b"/f", b"x")
-        await r.walk(b"/f")
-        with refused(errno.ENOTDIR):
-            await r.operations.opendir(inode, CONTEXT)
-
-
 async def test_operations_kernel_may_keep_nothing_past_refresh_s(tmp_path: Path) -> None:
     """S05: names, attributes and negative answers end with the listing they come from."""
     async with rig(tmp_path, refresh_s=100) as r:
