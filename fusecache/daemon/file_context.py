@@ -19,6 +19,7 @@ from fusecache.cache.tree import MetadataTree
 from fusecache.clock import Clock
 from fusecache.config.settings import Settings
 from fusecache.errors import NotFound, StaleId
+from fusecache.prefetch.fetcher import Confirm
 from fusecache.rpc.budget import Budget
 
 NEVER_SYNC = -1
@@ -63,7 +64,7 @@ class MetadataFileContext:
         """True when the id no longer names a live file."""
         return self._tree.superseded(inode)
 
-    def confirm(self, entry: Entry, *, whole: bool) -> Callable[[], None]:
+    def confirm(self, entry: Entry, *, whole: bool) -> Confirm:
         """A blocking check, for a thread, that the path has this id now; raises StaleId.
 
         `whole`: the file is fetched in one stream, so that its bytes can't be of two versions.
@@ -72,10 +73,11 @@ class MetadataFileContext:
         path = self._tree.path(inode)
         confirmed_until = self._confirmed_until(entry) if whole else 0.0
 
-        def check() -> None:
+        def check(limit_s: float | None = None) -> None:
             if self._clock.now() < confirmed_until:
                 return
-            budget = Budget(self._clock, self._settings.metadata_budget_s)
+            total_s = self._settings.metadata_budget_s
+            budget = Budget(self._clock, total_s if limit_s is None else min(limit_s, total_s))
             try:
                 status = self._client.get_status(path, sync_interval_ms=NEVER_SYNC, budget=budget)
             except NotFound:

@@ -14,7 +14,6 @@ Does not know files, paths or FUSE, and does not open local block files.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
 import structlog
@@ -34,6 +33,9 @@ log = structlog.get_logger(__name__)
 MAX_IDLE_STREAMS = 64
 """Open streams kept for sequential readers; each holds a thread and up to 4 MiB in gRPC's buffers."""
 
+ASK_AFTER_S = 5.0
+"""When no source has delivered for this long, the master is asked whether the file is still there."""
+
 IDLE_STREAM_S = 10.0
 """A stream nobody read from for this long is closed: the block worker holds a thread for it too."""
 
@@ -49,6 +51,14 @@ class Stream(Protocol):
 
     def close(self) -> None:
         """End it."""
+        ...
+
+
+class Confirm(Protocol):
+    """Whether the file that bytes are fetched for is still the one its path names; blocking, called in threads."""
+
+    def __call__(self, limit_s: float | None = None) -> None:
+        """StaleId when it is not; Unavailable when nobody says so within `limit_s` (None: a request's budget)."""
         ...
 
 
@@ -117,7 +127,7 @@ class Fetcher:
             self._slots.clear()
 
     async def read(
-        self, block: Block, start: int, end: int, budget: Budget, confirm: Callable[[], None]
+        self, block: Block, start: int, end: int, budget: Budget, confirm: Confirm
     ) -> bytes | memoryview:
         """Bytes [start, end) of `block`, 0 <= start < end <= block.length; UpstreamError when no source has them.
 
@@ -154,7 +164,7 @@ class Fetcher:
             self._slot_count -= 1
             self._close(slot)
 
-    def _begin(self, block: Block, position: int, end: int, budget: Budget, confirm: Callable[[], None]) -> Extent:
+    def _begin(self, block: Block, position: int, end: int, budget: Budget, confirm: Confirm) -> Extent:
         window = self._windows.get(block.block_id)
         if window is None:
             window = self._windows[block.block_id] = FetchWindow(block.length, self._settings.fetch_bytes)
@@ -172,7 +182,7 @@ class Fetcher:
         return extent
 
     async def _fetch(
-        self, block: Block, extent: Extent, fetch: Fetch, budget: Budget, confirm: Callable[[], None]
+        self, block: Block, extent: Extent, fetch: Fetch, budget: Budget, confirm: Confirm
     ) -> None:
         try:
             slot = self._slot_for(block, extent, fetch)
@@ -198,12 +208,12 @@ class Fetcher:
             self.buffer.finish(extent, data)
 
     def _fetch_once(
-        self, block: Block, extent: Extent, budget: Budget, confirm: Callable[[], None]
+        self, block: Block, extent: Extent, budget: Budget, confirm: Confirm
     ) -> tuple[bytes, str]:
         """In a thread: one range by a stream of its own."""
         stream = self._source.open_stream(block, extent.start, extent.end - extent.start, budget)
         try:
-            data = stream.read(extent.end - extent.start, budget)
+            data = _read(stream, extent.end - extent.start, budget, confirm)
         finally:
             stream.close()
         if stream.source == "ufs":
@@ -211,7 +221,7 @@ class Fetcher:
         return data, stream.source
 
     def _fetch_on(
-        self, slot: _Slot, block: Block, extent: Extent, budget: Budget, confirm: Callable[[], None]
+        self, slot: _Slot, block: Block, extent: Extent, budget: Budget, confirm: Confirm
     ) -> tuple[bytes, str]:
         """In a thread, holding the slot's lock: the next range of a stream that stays open."""
         stream = slot.stream
@@ -219,7 +229,7 @@ class Fetcher:
             stream = self._source.open_stream(block, extent.start, block.length - extent.start, budget)
             slot.stream = stream
         try:
-            data = stream.read(extent.end - extent.start, budget)
+            data = _read(stream, extent.end - extent.start, budget, confirm)
         except BaseException:
             stream.close()
             slot.stream = None
@@ -271,3 +281,20 @@ class Fetcher:
             slot.promised = -1
             if stream is not None:
                 await trio.to_thread.run_sync(stream.close, limiter=self._limiter)
+
+
+def _read(stream: Stream, size: int, budget: Budget, confirm: Confirm) -> bytes:
+    """Exactly `size` bytes. While no source delivers, asks now and then whether the file is still there: a block
+    worker can't tell a file that was replaced, whose bytes will never come, from an under storage that is down."""
+    while True:
+        part = budget.part(ASK_AFTER_S)
+        try:
+            return stream.read(size, part)
+        except Unavailable:
+            if budget.spent() or not part.spent():
+                raise
+        try:
+            confirm(ASK_AFTER_S)
+        except Unavailable as error:
+            # Nobody knows. Bytes need no master, so the sources are tried again.
+            log.debug("not known whether the file is still there", reason=str(error))

@@ -17,7 +17,6 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-from collections.abc import Callable
 from typing import Protocol
 
 import structlog
@@ -29,7 +28,7 @@ from fusecache.clock import Clock
 from fusecache.config.settings import Settings
 from fusecache.errors import Incomplete, StaleId, Unavailable, UpstreamError
 from fusecache.metrics import Metrics
-from fusecache.prefetch.fetcher import BlockSource, Fetcher
+from fusecache.prefetch.fetcher import BlockSource, Confirm, Fetcher
 from fusecache.prefetch.open_blocks import OpenBlock, OpenBlocks
 from fusecache.rpc.budget import Budget
 
@@ -62,7 +61,7 @@ class FileContext(Protocol):
         """True when the id no longer names a live file."""
         ...
 
-    def confirm(self, entry: Entry, *, whole: bool) -> Callable[[], None]:
+    def confirm(self, entry: Entry, *, whole: bool) -> Confirm:
         """A blocking check that the path still has this id; raises StaleId. `whole`: fetched in one stream."""
         ...
 
@@ -70,7 +69,9 @@ class FileContext(Protocol):
 class FileReader:
     """One version of one file that is open."""
 
-    __slots__ = ("_blocks", "_fetched", "_learned", "_readers", "_refused", "_single", "_whole", "entry", "opens")
+    __slots__ = (
+        "_blocks", "_fetched", "_learned", "_readers", "_refused", "_single", "_stale", "_whole", "entry", "opens",
+    )  # fmt: skip
 
     def __init__(self, readers: Readers, entry: Entry) -> None:
         self._readers = readers
@@ -86,6 +87,8 @@ class FileReader:
         """Blocks of which bytes were fetched: only these have streams and buffered bytes to give back."""
         self._refused: set[int] = set()
         """Blocks whose local file failed: another source from now on."""
+        self._stale = False
+        """The id was seen to be replaced: only what was open before is of this version."""
 
     def hot_read(self, offset: int, size: int) -> memoryview | bytes | None:
         """The bytes if they are local and in memory, else None. The view is valid until the next call."""
@@ -164,18 +167,49 @@ class FileReader:
         if opened is not None and opened.fd >= 0:
             return opened
         readers = self._readers
-        if not readers.settings.zero_rpc_reads or index in self._refused:
+        if self._stale or not readers.settings.zero_rpc_reads or index in self._refused or index in self._fetched:
             return None
+        opened = readers.open_blocks.open(self._local_block(index))
+        if opened is not None:
+            self._keep(index, opened)
+        return opened
+
+    def _local_block(self, index: int) -> Block:
         entry = self.entry
-        block = Block(
+        return Block(
             block_id_of(entry.inode - 1, index),
             min(entry.block_size, entry.length - index * entry.block_size),
             (), None, 0, 0, False,
         )  # fmt: skip
-        opened = readers.open_blocks.open(block)
-        if opened is not None:
-            self._keep(index, opened)
+
+    async def _open_stored(self, index: int) -> OpenBlock | None:
+        """The local file of a block that was fetched before: a block worker may have stored it from an under storage
+        that had another version by then, under this version's id. Used only once the id is confirmed; StaleId."""
+        readers = self._readers
+        if not readers.settings.zero_rpc_reads or index in self._refused:
+            return None
+        opened = readers.open_blocks.open(self._local_block(index))
+        if opened is None:
+            return None
+        try:
+            await self._confirm_now()
+        except UpstreamError as error:
+            if index not in self._blocks:
+                readers.open_blocks.close(opened)
+            if isinstance(error, StaleId):
+                raise
+            return None
+        self._keep(index, opened)
         return opened
+
+    async def _confirm_now(self) -> None:
+        readers = self._readers
+        check = readers.context.confirm(self.entry, whole=False)
+        try:
+            await trio.to_thread.run_sync(check, limiter=readers.limiter)
+        except StaleId:
+            self._stale = True
+            raise
 
     def _keep(self, index: int, opened: OpenBlock) -> None:
         self._blocks[index] = opened
@@ -187,7 +221,11 @@ class FileReader:
         readers = self._readers
         opened = self._open(index)
         block: Block | None = None
-        if opened is None:
+        if opened is None and self._stale:
+            raise StaleId(f"file id {self.entry.inode - 1} was replaced")
+        if opened is None and index in self._fetched:
+            opened = await self._open_stored(index)
+        elif opened is None:
             block = self.block(index)
             opened = await self._learn(index, block, budget)
         if opened is not None:
@@ -201,10 +239,11 @@ class FileReader:
         try:
             return await readers.fetcher.read(block or self.block(index), start, stop, budget, confirm)
         except UpstreamError as error:
-            if not isinstance(error, StaleId | Unavailable):
+            if isinstance(error, StaleId):
+                self._stale = True
+            elif not isinstance(error, Unavailable):
                 # The under storage ended early or has no such file: was it replaced? StaleId says so, EIO would not.
-                check = readers.context.confirm(self.entry, whole=False)
-                await trio.to_thread.run_sync(check, limiter=readers.limiter)
+                await self._confirm_now()
             raise
 
     async def _learn(self, index: int, block: Block, budget: Budget) -> OpenBlock | None:
