@@ -5,9 +5,10 @@ worker and in the page cache. For each row, after warming up, a number of rounds
 random order; each measurement is a process of its own (workloads.py). Ratios are taken within rounds.
 
 Kernel-cold: before each measurement everything the kernel caches is dropped (pages, names and attributes, of
-FUSE and of the local file system), then the block files are read natively, so that the backing pages are warm
-and only what a FUSE file system would have kept in the kernel is missing. Mounts and daemons live on. The small
-file rows then list and stat the tree untimed, as a training job does; walk and stat rows time just that.
+FUSE and of the local file system), then the block files that the row needs are read natively, so that the backing
+pages are warm and only what a FUSE file system would have kept in the kernel is missing. Mounts and daemons live
+on. The small file rows then list and stat the tree untimed, as a training job does; walk and stat rows time just
+that. The first epoch finds the UFS's files on the disk, not in the page cache.
 
 Needs root (dropping caches, mounting), Java, Maven, bindfs. Results: perf/results/NAME.json, .md and .png.
 """
@@ -109,7 +110,7 @@ class Bench:
         cluster.stop_fuse(server, loader)
         links = self.work / "blocks-by-name"
         large = dataset.link_blocks(cluster.ufs, cluster.tier_folders[0], links, self.options.block_bytes)
-        self.tier = cluster.tier_folders[0] / "alluxioworker"
+        self.links = links
         available: dict[str, System] = {}
         if "fusecache" in self.options.systems:
             available["fusecache"] = Fusecache(
@@ -148,7 +149,7 @@ class Bench:
         """One measurement from a cold kernel, in the row's unit per second."""
         os.sync()
         Path("/proc/sys/vm/drop_caches").write_text("3")
-        dataset.warm_pages(self.tier)
+        dataset.warm(self.links, row.warm)
         done = subprocess.run(
             [sys.executable, "-m", "perf.workloads"],
             input=json.dumps(self.job(row, system, seed)),

@@ -87,10 +87,15 @@ def link_blocks(ufs: Path, tier: Path, target: Path, block_bytes: int) -> list[P
     return pieces
 
 
-def warm_pages(folder: Path) -> None:
-    """Read every block file natively, so that its pages are in the page cache."""
+def warm(links: Path, folder: str) -> None:
+    """Make what lies behind a row warm: all names and attributes, and the pages of one folder's block files."""
+    for top, _, names in os.walk(links):
+        for name in names:
+            os.stat(os.path.join(top, name))
+    if not folder:
+        return
     buffer = bytearray(COPY_BYTES)
-    for top, _, names in os.walk(folder):
+    for top, _, names in os.walk(links / folder):
         for name in names:
             with open(os.path.join(top, name), "rb", buffering=0) as file:
                 while file.readinto(buffer):
