@@ -126,9 +126,7 @@ class Fetcher:
                         slot.stream.close()
             self._slots.clear()
 
-    async def read(
-        self, block: Block, start: int, end: int, budget: Budget, confirm: Confirm
-    ) -> bytes | memoryview:
+    async def read(self, block: Block, start: int, end: int, budget: Budget, confirm: Confirm) -> bytes | memoryview:
         """Bytes [start, end) of `block`, 0 <= start < end <= block.length; UpstreamError when no source has them.
 
         `confirm` is called in a thread after bytes came from the under storage; it raises StaleId.
@@ -181,9 +179,7 @@ class Fetcher:
         self._nursery.start_soon(self._fetch, block, extent, fetch, budget, confirm)
         return extent
 
-    async def _fetch(
-        self, block: Block, extent: Extent, fetch: Fetch, budget: Budget, confirm: Confirm
-    ) -> None:
+    async def _fetch(self, block: Block, extent: Extent, fetch: Fetch, budget: Budget, confirm: Confirm) -> None:
         try:
             slot = self._slot_for(block, extent, fetch)
             if slot is None:
@@ -207,9 +203,7 @@ class Fetcher:
             self._bytes[source].inc(len(data))
             self.buffer.finish(extent, data)
 
-    def _fetch_once(
-        self, block: Block, extent: Extent, budget: Budget, confirm: Confirm
-    ) -> tuple[bytes, str]:
+    def _fetch_once(self, block: Block, extent: Extent, budget: Budget, confirm: Confirm) -> tuple[bytes, str]:
         """In a thread: one range by a stream of its own."""
         stream = self._source.open_stream(block, extent.start, extent.end - extent.start, budget)
         try:
@@ -284,10 +278,15 @@ class Fetcher:
 
 
 def _read(stream: Stream, size: int, budget: Budget, confirm: Confirm) -> bytes:
-    """Exactly `size` bytes. While no source delivers, asks now and then whether the file is still there: a block
-    worker can't tell a file that was replaced, whose bytes will never come, from an under storage that is down."""
+    """Exactly `size` bytes. While no source delivers them, asks now and then whether the file is still there: a block
+    worker can't tell a file that was replaced, whose bytes will never come, from an under storage that is down.
+
+    The pauses double, because a try that ends begins anew: with equal ones a source of less than a fetch unit a pause
+    (4 MiB in 5 s) would never get to the end.
+    """
+    pause_s = ASK_AFTER_S
     while True:
-        part = budget.part(ASK_AFTER_S)
+        part = budget.part(pause_s)
         try:
             return stream.read(size, part)
         except Unavailable:
@@ -298,3 +297,4 @@ def _read(stream: Stream, size: int, budget: Budget, confirm: Confirm) -> bytes:
         except Unavailable as error:
             # Nobody knows. Bytes need no master, so the sources are tried again.
             log.debug("not known whether the file is still there", reason=str(error))
+        pause_s *= 2

@@ -26,6 +26,19 @@ KIB, MIB = 1 << 10, 1 << 20
 FILE_ID = (5 << 24) | 0xFFFFFF
 
 
+class MovedClock(SystemClock):
+    """Stands still but for `sleep`."""
+
+    def __init__(self) -> None:
+        self.time_s = 0.0
+
+    def now(self) -> float:
+        return self.time_s
+
+    def sleep(self, seconds: float) -> None:
+        self.time_s += seconds
+
+
 class FakeStream:
     """A range of the content; counts what it gives."""
 
@@ -40,6 +53,11 @@ class FakeStream:
     def read(self, size: int, budget: Budget) -> bytes:
         if self._client.gate is not None:
             assert self._client.gate.wait(10)
+        if self._client.needs_s:
+            self._client.given_s.append(budget.total_s)
+            if budget.total_s < self._client.needs_s:
+                self._client.clock.sleep(budget.total_s)
+                raise Unavailable("not within the time given")
         if self._client.fail_reads:
             raise Unavailable("no block worker answers")
         if self._client.read_error is not None:
@@ -67,6 +85,9 @@ class FakeClient:
         """Ranges given, from the block's start, in the order of the reads."""
         self.learned: list[int] = []
         self.fail_reads = False
+        self.needs_s = 0.0
+        self.given_s: list[float] = []
+        self.clock = MovedClock()
         self.read_error: Exception | None = None
         self.gate: threading.Event | None = None
 
@@ -117,7 +138,7 @@ class FakeContext:
     def confirm(self, entry: Entry, *, whole: bool) -> Callable[[], None]:
         self.whole.append(whole)
 
-        def check() -> None:
+        def check(limit_s: float | None = None) -> None:
             self.confirmed += 1
             if self.replaced:
                 raise StaleId("replaced")
@@ -140,7 +161,7 @@ async def readers_over(
     client: FakeClient, context: FakeContext, metrics: Metrics, **settings: object
 ) -> AsyncIterator[Readers]:
     readers = Readers(
-        client, context, Settings.model_validate(settings), metrics=metrics, clock=SystemClock(),
+        client, context, Settings.model_validate(settings), metrics=metrics, clock=client.clock if client.needs_s else SystemClock(),
         limiter=trio.CapacityLimiter(8),
     )  # fmt: skip
     async with trio.open_nursery() as nursery:
@@ -250,6 +271,17 @@ async def test_reader_failed_fetch_is_an_error_and_the_next_read_tries_again(tmp
             await reader.read(0, 4096)
         client.fail_reads = False
         assert bytes(await reader.read(0, 4096)) == content[:4096]
+
+
+async def test_reader_slow_source_is_given_longer_and_longer(tmp_path: Path) -> None:
+    """A source that needs 30 s for a fetch unit delivers in the end; equal tries of 5 s would never have."""
+    content = content_of(MIB)
+    client = FakeClient(content, 64 * MIB, tmp_path)
+    client.needs_s = 30.0
+    async with readers_over(client, FakeContext(), Metrics()) as readers:
+        reader = readers.open(entry_of(content, 64 * MIB))
+        assert bytes(await reader.read(0, MIB)) == content
+    assert client.given_s == [5.0, 10.0, 20.0, 40.0]
 
 
 async def test_reader_truncated_block_file_is_not_used(tmp_path: Path, expected_logs: Callable[..., None]) -> None:
