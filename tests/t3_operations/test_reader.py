@@ -161,7 +161,8 @@ async def readers_over(
     client: FakeClient, context: FakeContext, metrics: Metrics, **settings: object
 ) -> AsyncIterator[Readers]:
     readers = Readers(
-        client, context, Settings.model_validate(settings), metrics=metrics, clock=client.clock if client.needs_s else SystemClock(),
+        client, context, Settings.model_validate(settings), metrics=metrics,
+        clock=client.clock if client.needs_s else SystemClock(),
         limiter=trio.CapacityLimiter(8),
     )  # fmt: skip
     async with trio.open_nursery() as nursery:
