@@ -25,6 +25,9 @@ from fusecache.rpc.budget import Budget
 NEVER_SYNC = -1
 """syncIntervalMs: ask what Alluxio has noticed, do not make it look at the under storage."""
 
+COMPARE_NOW = 0
+"""syncIntervalMs: make Alluxio compare the file with the under storage first."""
+
 CONFIRM_AGE_S = 5.0
 """A listing this young confirms a file that is fetched whole."""
 
@@ -73,13 +76,14 @@ class MetadataFileContext:
         path = self._tree.path(inode)
         confirmed_until = self._confirmed_until(entry) if whole else 0.0
 
-        def check(limit_s: float | None = None) -> None:
-            if self._clock.now() < confirmed_until:
+        def check(limit_s: float | None = None, *, compare: bool = False) -> None:
+            if self._clock.now() < confirmed_until and not compare:
                 return
             total_s = self._settings.metadata_budget_s
             budget = Budget(self._clock, total_s if limit_s is None else min(limit_s, total_s))
             try:
-                status = self._client.get_status(path, sync_interval_ms=NEVER_SYNC, budget=budget)
+                sync_interval_ms = COMPARE_NOW if compare else NEVER_SYNC
+                status = self._client.get_status(path, sync_interval_ms=sync_interval_ms, budget=budget)
             except NotFound:
                 raise StaleId(f"file id {inode - 1} was removed while it was read") from None
             if status.file_id + 1 != inode:

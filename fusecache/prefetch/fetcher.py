@@ -57,8 +57,11 @@ class Stream(Protocol):
 class Confirm(Protocol):
     """Whether the file that bytes are fetched for is still the one its path names; blocking, called in threads."""
 
-    def __call__(self, limit_s: float | None = None) -> None:
-        """StaleId when it is not; Unavailable when nobody says so within `limit_s` (None: a request's budget)."""
+    def __call__(self, limit_s: float | None = None, *, compare: bool = False) -> None:
+        """StaleId when it is not; Unavailable when nobody says so within `limit_s` (None: a request's budget).
+
+        `compare`: Alluxio looks at the under storage first. Dear, hence only after bytes did not come as they should.
+        """
         ...
 
 
@@ -293,7 +296,7 @@ def _read(stream: Stream, size: int, budget: Budget, confirm: Confirm) -> bytes:
             if budget.spent() or not part.spent():
                 raise
         try:
-            confirm(ASK_AFTER_S)
+            confirm(ASK_AFTER_S, compare=True)
         except Unavailable as error:
             # Nobody knows. Bytes need no master, so the sources are tried again.
             log.debug("not known whether the file is still there", reason=str(error))

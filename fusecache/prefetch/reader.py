@@ -202,11 +202,11 @@ class FileReader:
         self._keep(index, opened)
         return opened
 
-    async def _confirm_now(self) -> None:
+    async def _confirm_now(self, *, compare: bool = False) -> None:
         readers = self._readers
         check = readers.context.confirm(self.entry, whole=False)
         try:
-            await trio.to_thread.run_sync(check, limiter=readers.limiter)
+            await trio.to_thread.run_sync(lambda: check(compare=compare), limiter=readers.limiter)
         except StaleId:
             self._stale = True
             raise
@@ -242,8 +242,9 @@ class FileReader:
             if isinstance(error, StaleId):
                 self._stale = True
             elif not isinstance(error, Unavailable):
-                # The under storage ended early or has no such file: was it replaced? StaleId says so, EIO would not.
-                await self._confirm_now()
+                # The under storage ended early or has no such file: was it replaced, perhaps unnoticed? StaleId says so
+                # and heals at the next open; EIO would not.
+                await self._confirm_now(compare=True)
             raise
 
     async def _learn(self, index: int, block: Block, budget: Budget) -> OpenBlock | None:

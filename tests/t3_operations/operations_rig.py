@@ -114,7 +114,7 @@ class TreeContext:
         inode = entry.inode
         path = self._tree.path(inode)
 
-        def check() -> None:
+        def check(limit_s: float | None = None, *, compare: bool = False) -> None:
             try:
                 current = self._model.node(path).file_id + 1
             except NotFound:

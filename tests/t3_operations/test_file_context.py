@@ -109,6 +109,13 @@ def test_confirm_another_id_or_none_is_stale() -> None:
         assert len(bench.client.asked) == 1
 
 
+def test_confirm_after_bytes_failed_makes_alluxio_compare() -> None:
+    """Also a change behind Alluxio's back is then ESTALE, which opening the path again heals, not EIO for ever."""
+    bench = Bench(listed_s_ago=0.1)
+    bench.context.confirm(entry(9), whole=True)(5.0, compare=True)
+    assert bench.client.asked == [(b"/d/f", 0)]
+
+
 def test_confirm_many_files_of_a_folder_list_it_again_once() -> None:
     bench = Bench(listed_s_ago=60)
     for _ in range(RELIST_AFTER):

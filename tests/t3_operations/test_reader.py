@@ -138,7 +138,7 @@ class FakeContext:
     def confirm(self, entry: Entry, *, whole: bool) -> Callable[[], None]:
         self.whole.append(whole)
 
-        def check(limit_s: float | None = None) -> None:
+        def check(limit_s: float | None = None, *, compare: bool = False) -> None:
             self.confirmed += 1
             if self.replaced:
                 raise StaleId("replaced")
