@@ -14,11 +14,11 @@ import heapq
 
 
 class TokenBucket:
-    """At most `per_s` calls a second on average, bursts of up to one second's worth."""
+    """At most `per_s` calls a second on average, bursts of up to one second's worth; 0 = none at all."""
 
     def __init__(self, per_s: float, now: float) -> None:
         self._per_s = per_s
-        self._burst = max(1.0, per_s)
+        self._burst = max(1.0, per_s) if per_s > 0 else 0.0
         self._tokens = self._burst
         self._at = now
 
@@ -29,7 +29,8 @@ class TokenBucket:
         """
         self._tokens = min(self._burst, self._tokens + (now - self._at) * self._per_s)
         self._at = now
-        if self._tokens >= 1.0 or may_owe:
+        # A hair less than one counts: who waits exactly as long as told must not be told to wait 1e-17 s more.
+        if self._tokens > 1.0 - 1e-6 or may_owe:
             self._tokens = max(self._tokens - 1.0, -self._burst)
             return 0.0
         return (1.0 - self._tokens) / self._per_s if self._per_s > 0 else float("inf")

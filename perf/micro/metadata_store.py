@@ -156,17 +156,20 @@ async def measure(files: int, folders: int, state: Path) -> dict[str, float]:
             await nursery.start(tree.run)
             await tree.start()
             with MemoryWatch() as memory:
-                found = await _measure_tree(tree, store, memory, files)
+                found = await _measure_tree(tree, store, master, memory, files)
             nursery.cancel_scope.cancel()
-    return {"files": files, "folders": folders, "list_calls": master.listed, **found}
+    return {"files": files, "folders": folders, **found}
 
 
-async def _measure_tree(tree: MetadataTree, store: MetadataStore, memory: MemoryWatch, files: int) -> dict[str, float]:
+async def _measure_tree(
+    tree: MetadataTree, store: MetadataStore, master: MadeUpMaster, memory: MemoryWatch, files: int
+) -> dict[str, float]:
     started, cpu = time.perf_counter(), time.process_time()
     folders = await all_pages(tree, ROOT)
     for folder in folders:
         await tree.children(folder.inode, 0, 1)
     load_s, load_cpu_s = time.perf_counter() - started, time.process_time() - cpu
+    list_calls = master.listed
     loaded_bytes, loading_bytes = memory.above(), memory.highest - memory.baseline
     memory.highest = private_bytes()
     started, cpu = time.perf_counter(), time.process_time()
@@ -206,6 +209,7 @@ async def _measure_tree(tree: MetadataTree, store: MetadataStore, memory: Memory
     hot_inode_us = microseconds(tree.hot, [inode for *_, inode in sample[-20_000:]])
     call_us = microseconds(lambda key: _nothing(*key), hot)
     return {
+        "list_calls": list_calls,
         "load_s": load_s,
         "load_cpu_s": load_cpu_s,
         "refresh_unchanged_s": refresh_s,

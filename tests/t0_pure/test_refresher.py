@@ -25,6 +25,16 @@ def test_bucket_says_how_long_to_wait() -> None:
     assert bucket.take(wait_s) == 0.0
 
 
+@given(st.floats(0.01, 1000), st.floats(0, 1e6))
+def test_bucket_gives_a_call_to_who_waited_as_long_as_told(per_s: float, now: float) -> None:
+    bucket = TokenBucket(per_s, now)
+    for _ in range(20):
+        now += bucket.take(now)
+        if wait_s := bucket.take(now):
+            assert bucket.take(now + wait_s) == 0.0
+            now += wait_s
+
+
 def test_bucket_counts_calls_that_can_not_wait() -> None:
     bucket = TokenBucket(1.0, 0.0)
     assert bucket.take(0.0, may_owe=True) == 0.0
@@ -33,10 +43,10 @@ def test_bucket_counts_calls_that_can_not_wait() -> None:
     assert bucket.take(2.0) == 0.0
 
 
-def test_bucket_without_a_rate_never_lets_the_background_through_twice() -> None:
+def test_bucket_without_a_rate_never_lets_the_background_through() -> None:
     bucket = TokenBucket(0.0, 0.0)
-    bucket.take(0.0)
     assert bucket.take(1e9) == float("inf")
+    assert bucket.take(1e9, may_owe=True) == 0.0
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.floats(0, 100)), max_size=300))
