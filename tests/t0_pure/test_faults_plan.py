@@ -122,8 +122,14 @@ def test_yaml_plan_reads_every_kind() -> None:
         ("{method: ReadBlock, worker: -1, stall: }", ["faults[0].worker", "-1", "at least 0"]),
         ("{method: GetStatus, worker: 1, stall: }", ["faults[0].worker", "1", "call to the master"]),
         ("{method: ReadBlock, cut_after: {bytes: -1}}", ["faults[0].cut_after.bytes", "-1", "at least 0"]),
-        ("{method: ReadBlock, cut_after: {bytes: 1, messages: 1}}", ["faults[0].cut_after.messages", "1", "beside bytes"]),
-        ("{method: ReadBlock, cut_after: {bytes: 1, code: OKAY}}", ["faults[0].cut_after.code", "'OKAY'", "UNAVAILABLE"]),
+        (
+            "{method: ReadBlock, cut_after: {bytes: 1, messages: 1}}",
+            ["faults[0].cut_after.messages", "1", "beside bytes"],
+        ),
+        (
+            "{method: ReadBlock, cut_after: {bytes: 1, code: OKAY}}",
+            ["faults[0].cut_after.code", "'OKAY'", "UNAVAILABLE"],
+        ),
         ("{method: GetStatus, cut_after: {messages: 0}}", ["faults[0].cut_after", "'GetStatus'", "ListStatus"]),
         ("{method: ListStatus, stall: {bytes: 5}}", ["faults[0].stall.bytes", "5", "use messages"]),
         ("{method: GetStatus, stall: {messages: 1}}", ["faults[0].stall.messages", "1", "without a stream"]),
