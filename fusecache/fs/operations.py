@@ -37,8 +37,11 @@ from fusecache.prefetch.reader import Readers
 ROOT = 1
 """Inode of the mounted folder."""
 
-DIRECTORY_PAGE = 128
-"""Entries asked from the tree at a time: a 32 KiB READDIRPLUS reply holds about 170 short names."""
+DIRECTORY_PAGE = 24
+"""Entries asked from the tree at first: a 4 KiB READDIRPLUS reply holds about as many. Later the number that fitted into
+the last reply is the guess: what does not fit was decoded for nothing, which made a walk four times dearer."""
+
+DIRECTORY_PAGE_LIMITS = (8, 1024)
 
 STATFS_BLOCK_BYTES = 4096
 
@@ -111,6 +114,7 @@ class Operations(ReadOnlyOperations):
         self._attributes = attributes
         self._hidden = hidden
         self._metadata_budget_s = metadata_budget_s
+        self._directory_page = DIRECTORY_PAGE
         self._capacity = capacity
         self._on_stale_read = on_stale_read
         self._entries = metrics.gauge("fusecache_metadata_entries")
@@ -161,13 +165,16 @@ class Operations(ReadOnlyOperations):
                 if index >= start_id and not pyfuse3.readdir_reply(token, FileNameT(name), attributes, index + 1):
                     return
             return
-        after = start_id
-        while page := await self._within_budget(self._tree.children(fh, after, DIRECTORY_PAGE)):
+        after, fitted = start_id, 0
+        while page := await self._within_budget(self._tree.children(fh, after, self._directory_page)):
             for entry in page:
                 attributes = self._attributes.of(entry, self._tree.kernel_timeout_s(entry))
                 if not pyfuse3.readdir_reply(token, FileNameT(entry.name), attributes, entry.inode):
+                    low, high = DIRECTORY_PAGE_LIMITS
+                    self._directory_page = min(max(fitted + 1, low), high)
                     return
-                after = entry.inode
+                fitted += 1
+            after = page[-1].inode
 
     @served
     async def releasedir(self, fh: FileHandleT) -> None:
