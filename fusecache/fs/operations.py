@@ -38,8 +38,8 @@ ROOT = 1
 """Inode of the mounted folder."""
 
 DIRECTORY_PAGE = 24
-"""Entries asked from the tree at first: a 4 KiB READDIRPLUS reply holds about as many. Later the number that fitted into
-the last reply is the guess: what does not fit was decoded for nothing, which made a walk four times dearer."""
+"""Entries asked from the tree at first: a 4 KiB READDIRPLUS reply holds about as many. Later the number that fitted
+into the last reply is the guess: what does not fit is decoded for nothing."""
 
 DIRECTORY_PAGE_LIMITS = (8, 1024)
 
