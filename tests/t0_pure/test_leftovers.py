@@ -23,15 +23,17 @@ def test_differences_name_an_open_file_until_it_is_closed(tmp_path: Path) -> Non
 
 def test_differences_name_a_child_and_a_zombie_until_it_is_waited_for(tmp_path: Path) -> None:
     before = leftovers.take(tmp_path)
-    child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
-    assert child.stdin is not None
-    assert any(f"child {child.pid}: {sys.executable}" in line for line in leftovers.differences(before))
-    child.stdin.close()
-    # Ended, but nobody has asked for its exit code.
-    while Path(f"/proc/{child.pid}/stat").read_text().split()[2] != "Z":
-        pass
-    assert f"child {child.pid}: (ended, never waited for)" in leftovers.differences(before)
-    child.wait()
+    program = "import sys; print(flush=True); sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        child.stdout.readline()  # it runs: right after exec its command line still reads as empty
+        assert any(f"child {child.pid}: {sys.executable}" in line for line in leftovers.differences(before))
+        child.stdin.close()
+        # Ended, but nobody has asked for its exit code.
+        while Path(f"/proc/{child.pid}/stat").read_text().split()[2] != "Z":
+            pass
+        assert f"child {child.pid}: (ended, never waited for)" in leftovers.differences(before)
     assert leftovers.differences(before) == []
 
 
