@@ -37,6 +37,9 @@ LEVEL_TIME_S = pytest.StashKey[dict[str, float]]()
 def pytest_configure(config: pytest.Config) -> None:
     """`kill -USR1` on a test run that hangs prints every thread's stack."""
     faulthandler.register(signal.SIGUSR1, all_threads=True)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # Started in the background by a shell without job control: children would ignore SIGINT too.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.stash[LEVEL_TIME_S] = {}
 
 

@@ -168,7 +168,7 @@ class ClassicMount:
             capacity=self._upkeep.capacity,
             on_stale_read=self._heal_stale,
         )
-        self._session = Session(self._operations, plan.mountpoint)
+        self._session = Session(self._operations, plan.mountpoint, spin_us=settings.spin_us)
         self._device = ""
         """Of our mount (mountinfo's major:minor)."""
         self._ready = metrics.gauge("fusecache_mount_ready")

@@ -18,6 +18,7 @@ import structlog
 
 from fusecache.config.settings import Settings
 from fusecache.errors import MountError
+from fusecache.fs import request_wait
 
 log = structlog.get_logger(__name__)
 
@@ -51,8 +52,9 @@ def mount_options(settings: Settings, fsname: str, *, other_users: bool) -> set[
 class Session:
     """The mount of this process, from `open` to `close`."""
 
-    def __init__(self, operations: pyfuse3.Operations, mountpoint: Path) -> None:
+    def __init__(self, operations: pyfuse3.Operations, mountpoint: Path, *, spin_us: int) -> None:
         self._operations = operations
+        self._spin_us = spin_us
         self._mountpoint = mountpoint
         self._open = False
 
@@ -73,6 +75,7 @@ class Session:
 
     async def serve(self) -> None:
         """Answer requests until the mount is gone or `stop` is called."""
+        request_wait.install(self._spin_us / 1e6)
         await pyfuse3.main(min_tasks=8, max_tasks=MAX_TASKS)
 
     def stop(self) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from fusecache.daemon.mountpoint import find_mount
 from tests.support.mounting import needs_fuse
-from tests.t4_mount.live_mount import by_label, live_mount
+from tests.t4_mount.live_mount import by_label, eventually, live_mount
 
 pytestmark = needs_fuse
 
@@ -25,7 +25,8 @@ def test_mount_read_ahead_is_in_force_and_makes_requests_large(tmp_path: Path) -
     with live_mount(source, tmp_path, "--read-ahead-bytes", "1MiB") as mount:
         info = find_mount(mount.root)
         assert info is not None
-        assert Path(f"/sys/class/bdi/{info.device}/read_ahead_kb").read_text().strip() == "1024"
+        setting = Path(f"/sys/class/bdi/{info.device}/read_ahead_kb")
+        eventually(lambda: setting.read_text().strip() == "1024", "read-ahead of 1 MiB, set once reads work")
         with (mount.root / "big").open("rb", buffering=0) as file:
             while file.read(MIB):
                 pass
