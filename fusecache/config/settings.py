@@ -142,8 +142,8 @@ class Settings(_Model):
         ge=0,
         le=1000,
         description="After a request the next one is looked for during this many microseconds before going to sleep, "
-        "while requests come that fast: waking up costs more than answering (half more small files a second). 0 = never; "
-        "an idle mount never does.",
+        "while requests come that fast: waking up costs more than answering (half more small files a second). "
+        "0 = never; an idle mount never does.",
     )
     read_ahead_bytes: Size = Field(
         default=MIB, ge=0, le=GIB, description="The kernel's read-ahead for the mount, where the process may set it."
