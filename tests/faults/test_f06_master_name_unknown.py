@@ -1,0 +1,58 @@
+"""F06, the resolver: a master whose name does not resolve is an error in time, and costs nothing beside a good one."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from time import monotonic
+
+import pytest
+
+from fusecache.alluxio.client import AlluxioClient
+from fusecache.clock import SystemClock
+from fusecache.config.settings import ClusterConfig, Settings
+from fusecache.errors import Unavailable
+from fusecache.metrics import Metrics
+from fusecache.rpc.budget import Budget
+from tests.support.embedded import embedded_server
+
+UNKNOWN = "no-such-host.invalid:19998"
+"""`.invalid` never resolves (RFC 2606)."""
+
+BUDGET_S = 3.0
+
+
+def client_of(*masters: str) -> AlluxioClient:
+    return AlluxioClient(
+        ClusterConfig(name="c", masters=masters),
+        Settings(connect_s=1.0, rpc_try_s=1.0),
+        metrics=Metrics(),
+        clock=SystemClock(),
+        rng=random.Random(1),
+    )
+
+
+def test_master_name_unknown_is_unavailable_within_the_budget_and_says_which(
+    expected_logs: Callable[..., None],
+) -> None:
+    """S19: nothing waits for ever, also not for a name server."""
+    expected_logs("master does not answer", optional=True)
+    client = client_of(UNKNOWN)
+    started = monotonic()
+    try:
+        with pytest.raises(Unavailable, match=r"no-such-host\.invalid"):
+            client.connect(Budget(SystemClock(), BUDGET_S))
+    finally:
+        client.close()
+    assert monotonic() - started < 10 * BUDGET_S, "a hang, not a slow machine"
+
+
+def test_master_name_unknown_beside_a_good_one_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    with embedded_server(tmp_path / "source", tmp_path / "server") as server:
+        client = client_of(UNKNOWN, server.master_target)
+        try:
+            assert client.connect(Budget(SystemClock(), BUDGET_S)).primary == server.master_target
+        finally:
+            client.close()
