@@ -45,7 +45,8 @@ async def test_request_wait_every_burst_the_scheduler_gets_its_turn(pipe: tuple[
         before = turns
         for _ in range(10 * BURST):
             await seen.lowlevel.wait_readable(pipe[0])
-        assert turns - before >= 10
+        # One pass for every burst; in the first and the last one the other task may stand before or behind this one.
+        assert turns - before >= 8
         nursery.cancel_scope.cancel()
 
 
