@@ -43,6 +43,7 @@ class MountProcess:
         """Start it. `source` is for the process list only; `log` None = the parent's standard error."""
         self.plan = plan
         self.source = source
+        self._asked_to_end = False
         self._ready_end, write_end = os.pipe()
         try:
             self._process = subprocess.Popen(
@@ -101,8 +102,9 @@ class MountProcess:
         return self._process.poll()
 
     def terminate(self) -> None:
-        """Ask it to end (SIGTERM)."""
-        if self._process.poll() is None:
+        """Ask it to end (SIGTERM), once: a second signal would make it end without waiting for what is in flight."""
+        if not self._asked_to_end and self._process.poll() is None:
+            self._asked_to_end = True
             self._process.send_signal(signal.SIGTERM)
 
     def stop(self) -> None:
