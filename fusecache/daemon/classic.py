@@ -16,7 +16,7 @@ import faulthandler
 import json
 import random
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
@@ -30,7 +30,7 @@ from fusecache.cache.freshness import DatasetRule, FreshnessPolicy
 from fusecache.cache.store import MetadataStore
 from fusecache.cache.tree import MetadataTree
 from fusecache.clock import SystemClock
-from fusecache.config.settings import ClusterConfig, MountPlan, Settings
+from fusecache.config.settings import ClusterConfig, MountedDataset, MountPlan, Settings
 from fusecache.daemon import mountpoint as mountpoints
 from fusecache.daemon.control_client import mount_lock
 from fusecache.daemon.embedded_child import EmbeddedChild
@@ -137,7 +137,7 @@ class ClassicMount:
             root_path=plan.path,
             list_folder=self._list_folder,
             get_status=self._get_status,
-            policy=freshness_of(plan),
+            policy=freshness_of(settings, plan.datasets),
             clock=clock,
             rng=random.Random(),
             metrics=metrics,
@@ -370,9 +370,8 @@ class ClassicMount:
         return self._client.get_status(path, sync_interval_ms=sync_interval_ms, budget=budget)
 
 
-def freshness_of(plan: MountPlan) -> FreshnessPolicy:
-    """The plan's settings about age, with its data sets."""
-    settings = plan.settings
+def freshness_of(settings: Settings, datasets: Sequence[MountedDataset] = ()) -> FreshnessPolicy:
+    """The settings about age, with the data sets that have their own."""
     return FreshnessPolicy(
         refresh_s=settings.refresh_s,
         immutable=settings.immutable,
@@ -381,7 +380,7 @@ def freshness_of(plan: MountPlan) -> FreshnessPolicy:
         negative_s=settings.negative_s,
         sync_interval_s=settings.sync_interval_s,
         refresh_calls_per_s=settings.refresh_calls_per_s,
-        datasets=tuple(DatasetRule(d.path, d.immutable, d.refresh_s) for d in plan.datasets),
+        datasets=tuple(DatasetRule(d.path, d.immutable, d.refresh_s) for d in datasets),
     )
 
 

@@ -92,7 +92,8 @@ class Session:
 def set_read_ahead(device: str, read_ahead_bytes: int) -> bool:
     """The kernel's read-ahead for device "MAJ:MIN"; False where this process may not set it.
 
-    The default of 128 KiB makes a cold sequential read eight times slower than 1 MiB does (measured).
+    With the default of 128 KiB a cold sequential read takes eight times as many requests as with 1 MiB, and 0.85 s of
+    this process's time a GB instead of 0.54 s (measured).
     """
     setting = Path(f"/sys/class/bdi/{device}/read_ahead_kb")
     try:

@@ -23,13 +23,12 @@ import trio
 
 from fusecache.alluxio.client import AlluxioClient
 from fusecache.alluxio.model import Capacity
-from fusecache.cache.freshness import FreshnessPolicy
 from fusecache.cache.listing_diff import Change
 from fusecache.cache.store import MetadataStore
 from fusecache.cache.tree import MetadataTree
 from fusecache.clock import Clock, SystemClock
 from fusecache.config.settings import ClusterConfig, Settings
-from fusecache.daemon.classic import HEAL_S
+from fusecache.daemon.classic import HEAL_S, freshness_of
 from fusecache.daemon.file_context import MetadataFileContext
 from fusecache.embedded.server import EmbeddedServer
 from fusecache.errors import FusecacheError
@@ -192,7 +191,7 @@ async def below_kernel(
                 get_status=lambda name, sync_ms: client.get_status(
                     name, sync_interval_ms=sync_ms, budget=Budget(clock, chosen.metadata_budget_s)
                 ),
-                policy=_policy(chosen),
+                policy=freshness_of(chosen),
                 clock=clock,
                 rng=rng,
                 metrics=metrics,
@@ -238,18 +237,6 @@ async def below_kernel(
             store.close()
     finally:
         client.close()
-
-
-def _policy(settings: Settings) -> FreshnessPolicy:
-    return FreshnessPolicy(
-        refresh_s=settings.refresh_s,
-        immutable=settings.immutable,
-        immutable_kernel_timeout_s=settings.immutable_kernel_timeout_s,
-        stale_if_error_s=settings.stale_if_error_s,
-        negative_s=settings.negative_s,
-        sync_interval_s=settings.sync_interval_s,
-        refresh_calls_per_s=settings.refresh_calls_per_s,
-    )
 
 
 @contextmanager
