@@ -15,6 +15,8 @@ import random
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
+from cachetools import TLRUCache
+
 from fusecache.cache.freshness import (
     NEGATIVE_KERNEL_TIMEOUT_S,
     STALE_KERNEL_TIMEOUT_S,
@@ -43,7 +45,7 @@ MAX_FOLDERS: Final = 50_000
 class Folder:
     """What is known about one folder's listing; mutable, so that hot entries see it age."""
 
-    __slots__ = ("dead", "failed_until", "fresh_until", "generation", "inode", "last_used", "rule", "state")
+    __slots__ = ("dead", "fresh_until", "generation", "inode", "last_used", "rule", "state")
 
     def __init__(self, inode: int, rule: FolderRule) -> None:
         self.inode = inode
@@ -54,8 +56,6 @@ class Folder:
         self.generation = 0
         """Moves when a record of the folder changes."""
         self.last_used = -math.inf
-        self.failed_until = -math.inf
-        """No listing in the background before (the last one was refused or broke off)."""
         self.dead = False
         """No longer the one in `Known`: a hint for tasks that hold it."""
 
@@ -145,6 +145,9 @@ class Known:
         self.outage = False
         """The last call failed because nobody answered, and none succeeded since."""
         self._folders: dict[int, Folder] = {}
+        self._refused: TLRUCache[int, float] = TLRUCache(
+            MAX_FOLDERS, ttu=lambda _inode, until, _now: until, timer=self.now
+        )
         self._hot = _HotEntries(hot_entries)
         self.hits = metrics.counter("fusecache_metadata_lookups_total", result="hit")
         self._entries = metrics.gauge("fusecache_metadata_entries")
@@ -349,7 +352,7 @@ class Known:
         except StaleId:
             self.forget_folders([folder.inode])
         folder.state = state
-        folder.failed_until = -math.inf
+        self._refused.pop(folder.inode, None)
         folder.fresh_until = self.policy.fresh_until(folder.rule, state.asked_at, self.rng.random())
         if touched:
             folder.generation += 1
@@ -358,6 +361,18 @@ class Known:
         else:
             self._plan(folder)
         self._entries.set(self.store.entry_count())
+
+    def refuse(self, inode: int, until: float) -> None:
+        """The folder's listing failed: none in the background before `until`.
+
+        Not part of `Folder`: a listing that does not fit the store empties it, and every `Folder` with it; the next
+        look-up would begin the same listing and empty the store again.
+        """
+        self._refused[inode] = until
+
+    def refused(self, inode: int) -> bool:
+        """Whether the last listing of the folder failed a moment ago."""
+        return inode in self._refused
 
     def listing_of(self, inode: int) -> Listing | None:
         """The listing of folder `inode` in use now; None when there is none of this boot in memory."""

@@ -171,7 +171,7 @@ class Loader:
 
     def list_in_background(self, folder: Folder) -> None:
         """List a folder unless one runs, the last one was refused, or nobody answers."""
-        if self._known.now() >= max(folder.failed_until, self.quiet_until):
+        if self._known.now() >= self.quiet_until and not self._known.refused(folder.inode):
             self._listings.start(folder.inode, lambda: self._list_politely(folder.inode))
 
     async def list_anew(self, inode: int, sync_ms: int) -> Delivery:
@@ -204,7 +204,7 @@ class Loader:
         except Unavailable:
             self._failed.inc()
             self._nobody_answered()
-            folder.failed_until = self.quiet_until
+            known.refuse(inode, self.quiet_until)
             raise
         except NotFound as exc:
             self._failed.inc()
@@ -216,7 +216,7 @@ class Loader:
         except (UpstreamError, StateError):
             self._failed.inc()
             self._somebody_answered()
-            folder.failed_until = known.now() + folder.rule.refresh_s
+            known.refuse(inode, known.now() + folder.rule.refresh_s)
             raise
         self._somebody_answered()
         return self._land(folder, committed, incomplete)

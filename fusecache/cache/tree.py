@@ -228,7 +228,7 @@ class MetadataTree:
             return
         loader, now = self._running(), self._now()
         servable = now < self._known.stale_until(folder)
-        if servable and (self._known.outage or now < folder.failed_until):
+        if servable and (self._known.outage or self._known.refused(folder.inode)):
             self._stale.inc()
             return
         if not loader.listing(folder.inode):
