@@ -1,7 +1,7 @@
 """Generate fusecache/pb from proto/: `generate.py` writes, `generate.py --check` fails on a difference.
 
-Protos under proto/alluxio are compiled with the virtual path fusecache/pb/alluxio, so that generated
-modules import each other by their real package name.
+Protos are compiled with the virtual path of their Python package (PACKAGES), so that generated modules import each
+other by their real package name.
 """
 
 from __future__ import annotations
@@ -15,18 +15,23 @@ from pathlib import Path
 from grpc_tools import protoc
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = {"alluxio": "Alluxio 2.9 wire messages"}
+PACKAGES = {
+    "alluxio": ("alluxio", "Alluxio 2.9 wire messages"),
+    "locality": ("fusecache/locality/v1", "locality reports, directives and questions"),
+}
+"""Package below fusecache/pb -> folder below proto/, what it holds."""
 
 
 def generate(target: Path) -> None:
     """Write every generated module below `target`/fusecache/pb."""
-    for package, purpose in PACKAGES.items():
-        sources = sorted((ROOT / "proto" / package).glob("*.proto"))
+    for package, (folder_name, purpose) in PACKAGES.items():
+        source_folder = ROOT / "proto" / folder_name
+        sources = sorted(source_folder.glob("*.proto"))
         virtual = f"fusecache/pb/{package}"
         code = protoc.main(
             [
                 "protoc",
-                f"-I{virtual}={ROOT / 'proto' / package}",
+                f"-I{virtual}={source_folder}",
                 f"--python_out={target}",
                 f"--pyi_out={target}",
                 f"--grpc_python_out={target}",
@@ -34,7 +39,7 @@ def generate(target: Path) -> None:
             ]
         )
         if code != 0:
-            raise SystemExit(f"protoc failed with {code} on proto/{package}")
+            raise SystemExit(f"protoc failed with {code} on proto/{folder_name}")
         folder = target / virtual
         for stub in folder.glob("*_pb2_grpc.py"):
             if "class " not in stub.read_text():

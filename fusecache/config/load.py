@@ -1,7 +1,9 @@
 """Settings of one process: file < environment < flags, each value with its origin.
 
-    file         YAML: every key of `Settings`, and `clusters:`, `mounts:`, `datasets:` (lists)
-    environment  FUSECACHE_<KEY> for keys of `Settings` and of a cluster (FUSECACHE_USER, FUSECACHE_TLS_CA_FILE ...)
+    file         YAML: every key of `Settings`, `clusters:`, `mounts:`, `datasets:` (lists), and `controller:` and
+                 `placement:` (mappings)
+    environment  FUSECACHE_<KEY> for keys of `Settings` and of a cluster (FUSECACHE_USER, FUSECACHE_TLS_CA_FILE ...),
+                 FUSECACHE_CONTROLLER_<KEY> and FUSECACHE_PLACEMENT_<KEY> for those of the two mappings
     flags        --key-with-dashes, given here as key -> text
 
 `load` reads and checks everything; `Configuration.plan` makes the `MountPlan` of one mount. Each error is one
@@ -14,13 +16,14 @@ import difflib
 import os
 import re
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from fusecache.config.co_scheduling import ControllerLink, PlacementConfig
 from fusecache.config.settings import (
     ClusterConfig,
     DatasetConfig,
@@ -48,7 +51,12 @@ CLUSTER_KEYS: tuple[str, ...] = tuple(key for key in ClusterConfig.model_fields 
 _SINGULAR = {"tier_folders": "--tier-folder", "node_hosts": "--node-host"}
 """Flags given several times are named for one of their values."""
 
-_SECTIONS = ("clusters", "mounts", "datasets")
+_SECTIONS = ("clusters", "mounts", "datasets", "controller", "placement")
+_MAPPINGS: Mapping[str, type[BaseModel]] = {"controller": ControllerLink, "placement": PlacementConfig}
+_MAPPING_KEYS: Mapping[str, tuple[str, str]] = {
+    f"{section}_{key}": (section, key) for section, model in _MAPPINGS.items() for key in model.model_fields
+}
+"""Variable without its prefix, in small letters -> (section, key)."""
 _LIST_KEYS = ("tier_folders", "node_hosts")
 
 # A Kubernetes service named `fusecache` puts these into every pod of its namespace: not ours, not typing errors.
@@ -77,6 +85,10 @@ class Configuration:
     """Settings by origin, weakest first; the origin holds `{}` where the key's own name goes."""
     cluster_layers: tuple[tuple[str, Mapping[str, Any]], ...]
     """Cluster keys by origin, from environment and flags."""
+    controller: ControllerLink | None = None
+    """Where to report; None = nowhere."""
+    placement: PlacementConfig = field(default_factory=PlacementConfig)
+    """How the controller works."""
 
     def settings_of(self, mount: MountConfig) -> tuple[Settings, Origins]:
         """Settings of one entry of `mounts:`, which stand above the file's and below the environment's."""
@@ -178,7 +190,18 @@ def load(file: Path | None, environment: Mapping[str, str], flags: Mapping[str, 
         ("--{}", {key: value for key, value in flags.items() if key in CLUSTER_KEYS}),
     )
     settings, origins = _merge(layers)
-    configuration = Configuration(file, settings, origins, clusters, mounts, datasets, layers, cluster_layers)
+    configuration = Configuration(
+        file,
+        settings,
+        origins,
+        clusters,
+        mounts,
+        datasets,
+        layers,
+        cluster_layers,
+        controller=_mapping(ControllerLink, "controller", document, variables, where),
+        placement=_mapping(PlacementConfig, "placement", document, variables, where) or PlacementConfig(),
+    )
     for mount in mounts:
         configuration.settings_of(mount)  # a wrong override is an error now, not when the mount starts
         source_of_mount = parse_source(mount.source)
@@ -287,8 +310,10 @@ def _variables(environment: Mapping[str, str]) -> dict[str, str]:
         if not variable.startswith(PREFIX) or variable == CONFIG_VARIABLE or _FOREIGN_VARIABLE.fullmatch(variable):
             continue
         key = variable.removeprefix(PREFIX).lower()
-        if variable != variable.upper() or (key not in Settings.model_fields and key not in CLUSTER_KEYS):
-            allowed = tuple(PREFIX + name.upper() for name in (*Settings.model_fields, *CLUSTER_KEYS))
+        if variable != variable.upper() or not (
+            key in Settings.model_fields or key in CLUSTER_KEYS or key in _MAPPING_KEYS
+        ):
+            allowed = tuple(PREFIX + name.upper() for name in (*Settings.model_fields, *CLUSTER_KEYS, *_MAPPING_KEYS))
             raise UsageError(_unknown_key(variable, allowed, "environment").replace("unknown key", "unknown variable"))
         values[key] = value
     return values
@@ -322,6 +347,22 @@ def _mounts(value: Any, where: str) -> tuple[MountConfig, ...]:
         overrides = {key: entry[key] for key in entry if key in Settings.model_fields}
         split.append({**own, "overrides": overrides})
     return _entries(MountConfig, split, f"{where}: mounts", "mountpoint")
+
+
+def _mapping(
+    model: type[Model], section: str, document: Mapping[str, Any], variables: Mapping[str, str], where: str
+) -> Model | None:
+    """A section that is one mapping; variables stand above the file. None when neither gives any key of it."""
+    given = document.get(section)
+    if given is not None and not isinstance(given, dict):
+        raise UsageError(f"{where}: {section}: {_shown(given)}: must be a mapping of keys to values")
+    values: dict[str, Any] = dict(given or {})
+    origin = f"{where}: {section}"
+    for name, value in variables.items():
+        if name in _MAPPING_KEYS and _MAPPING_KEYS[name][0] == section:
+            values[_MAPPING_KEYS[name][1]] = value
+            origin = PREFIX + name.upper()
+    return _validated(model, values, origin) if values or given is not None else None
 
 
 def _entries(model: type[Model], value: Any, where: str, unique: str) -> tuple[Model, ...]:

@@ -17,10 +17,14 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from fusecache.config.co_scheduling import ControllerLink, PlacementConfig
 from fusecache.config.settings import ClusterConfig, DatasetConfig, MountConfig, Settings
 from fusecache.config.units import format_duration, format_size
 from fusecache.errors import UsageError
 from fusecache.metrics import METRICS
+
+LISTS = ("clusters", "mounts", "datasets")
+"""Sections with several entries; the others are one mapping each."""
 
 
 def default_text(field: FieldInfo, key: str) -> str:
@@ -58,17 +62,19 @@ def _with_unit(key: str, value: Any) -> str:
 
 
 def settings_table() -> str:
-    """Settings, then the keys of `clusters:`, `mounts:` and `datasets:`, as Markdown."""
+    """Settings, then the keys of the other sections of the file, as Markdown."""
     parts = ["| setting | default | meaning |", "|---|---|---|", *_rows(Settings)]
     sections: tuple[tuple[str, type[BaseModel]], ...] = (
         ("clusters", ClusterConfig),
         ("mounts", MountConfig),
         ("datasets", DatasetConfig),
+        ("controller", ControllerLink),
+        ("placement", PlacementConfig),
     )
     for section, model in sections:
         parts += [
             "",
-            f"Keys of an entry of `{section}:`",
+            f"Keys of an entry of `{section}:`" if section in LISTS else f"Keys of `{section}:`",
             "",
             "| key | default | meaning |",
             "|---|---|---|",

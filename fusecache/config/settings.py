@@ -57,7 +57,9 @@ ListenAddress = Annotated[str, AfterValidator(_listen_address)]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
-class _Model(BaseModel):
+class FrozenModel(BaseModel):
+    """One section of the configuration: values that never change, unknown keys refused."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=False, hide_input_in_errors=True)
 
 
@@ -74,7 +76,7 @@ def _default_runtime_dir() -> Path:
     return Path(runtime) / "fusecache" if runtime else _default_state_dir() / "run"
 
 
-class Settings(_Model):
+class Settings(FrozenModel):
     """Tuning and behaviour of one mount."""
 
     open_mode: Literal["classic"] = Field(
@@ -265,7 +267,7 @@ class Settings(_Model):
         return pairs
 
 
-class ClusterConfig(_Model):
+class ClusterConfig(FrozenModel):
     """How to reach one Alluxio cluster, and as whom."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$", description="Name used in CLUSTER:/path.")
@@ -314,7 +316,7 @@ class ClusterConfig(_Model):
         return self
 
 
-class DatasetConfig(_Model):
+class DatasetConfig(FrozenModel):
     """A named folder with its own freshness."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$", description="Name of the data set.")
@@ -323,7 +325,7 @@ class DatasetConfig(_Model):
     refresh_s: Seconds | None = Field(default=None, description="As the setting, for this folder.")
 
 
-class MountConfig(_Model):
+class MountConfig(FrozenModel):
     """One entry of `mounts:`: what to mount where, and settings that differ from the file's."""
 
     source: str = Field(min_length=1, description="CLUSTER:/path, alluxio://host:port/path or a folder.")
@@ -331,7 +333,7 @@ class MountConfig(_Model):
     overrides: dict[str, Any] = Field(default_factory=dict, description="Settings keys of this mount, not yet checked.")
 
 
-class MountedDataset(_Model):
+class MountedDataset(FrozenModel):
     """A data set that lies in, or holds, the mounted path."""
 
     name: str
@@ -341,7 +343,7 @@ class MountedDataset(_Model):
     refresh_s: float | None
 
 
-class MountPlan(_Model):
+class MountPlan(FrozenModel):
     """Everything one daemon process is given: exactly one of `cluster` and `folder` is set."""
 
     cluster: ClusterConfig | None

@@ -1,0 +1,1 @@
+"""What this node can serve by itself, measured, and told to the controller."""
