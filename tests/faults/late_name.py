@@ -2,7 +2,7 @@
 
     unshare --mount python -m tests.faults.late_name FOLDER
 
-Its /etc/hosts is a file of FOLDER, so that the name can begin to resolve while the client lives. Prints one JSON object:
+Its /etc/hosts is a file of FOLDER, so that the name can begin to resolve while the client lives. Prints a JSON object:
 what the client said while the name was unknown, and how many seconds after the name appeared it was connected.
 """
 
