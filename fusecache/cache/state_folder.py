@@ -1,8 +1,7 @@
-"""The folder the metadata store lives in: rights, locks, and whether the last machine stop was clean.
+"""The folder the metadata store lives in: locks, and whether the last machine stop was clean.
 
-The records decide what users see, so nobody else may be able to write them: the folder must be ours, 0700 and
-no symbolic link. One process at a time may use one namespace (`Claim`, an flock): its hot entries would not
-notice another's writes.
+One process at a time may use one namespace (`Claim`, an flock): its hot entries would not notice another's writes. Who
+may own the folder is `private_folder`'s.
 
 The store is written without fsync (a listing is worth nothing compared with a stalled read). A killed process
 loses nothing by that, a stopped *machine* may leave a torn file behind. So each claim notes the boot id while
@@ -13,7 +12,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,27 +19,6 @@ from pathlib import Path
 from fusecache.errors import StateError
 
 _CLEAN = b"clean"
-
-
-def prepare_folder(folder: Path) -> None:
-    """Make `folder` (and what is missing above it), or check the existing one. Raises StateError."""
-    try:
-        for missing in reversed([path for path in (folder, *folder.parents) if not os.path.lexists(path)]):
-            missing.mkdir(mode=0o700, exist_ok=True)
-        status = folder.lstat()
-    except OSError as exc:
-        raise StateError(f"state folder {folder} can't be made: {exc.strerror}") from exc
-    if stat.S_ISLNK(status.st_mode):
-        raise StateError(f"state folder {folder} is a symbolic link; name the folder itself")
-    if not stat.S_ISDIR(status.st_mode):
-        raise StateError(f"state folder {folder} is not a folder")
-    if status.st_uid != os.geteuid():
-        raise StateError(f"state folder {folder} belongs to uid {status.st_uid}, not to {os.geteuid()}")
-    if stat.S_IMODE(status.st_mode) & 0o077:
-        raise StateError(
-            f"state folder {folder} has mode {stat.S_IMODE(status.st_mode):04o}: others could read or change it; "
-            f"allowed is 0700 (chmod 700 {folder})"
-        )
 
 
 @contextmanager

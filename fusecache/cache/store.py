@@ -40,6 +40,7 @@ from fusecache.cache.record import Entry
 from fusecache.cache.transaction import Transaction, begin, reader_of
 from fusecache.cache.writer import StoreWriter
 from fusecache.errors import StateError
+from fusecache.private_folder import prepare_private_folder
 
 log = structlog.get_logger(__name__)
 
@@ -129,7 +130,7 @@ class MetadataStore:
         """Shelves somebody still builds or compares; the sweeper leaves them alone."""
         self._folder = folder
         self._closed = False
-        state_folder.prepare_folder(folder)
+        prepare_private_folder(folder)
         with state_folder.opening(folder):
             self._claim = self._claim_namespace(cluster_id, root_path, boot)
             try:

@@ -70,5 +70,5 @@ def test_section_that_is_wrong_names_key_value_and_what_is_allowed(tmp_path: Pat
 
 
 def test_controller_variable_that_is_wrong_is_named() -> None:
-    with pytest.raises(UsageError, match="FUSECACHE_PLACEMENT_DEFAULT_PLACEMENT.*'maybe'"):
+    with pytest.raises(UsageError, match=r"FUSECACHE_PLACEMENT_DEFAULT_PLACEMENT.*'maybe'"):
         load(None, {"FUSECACHE_PLACEMENT_DEFAULT_PLACEMENT": "maybe"}, {})

@@ -350,10 +350,17 @@ def test_state_folder_that_is_a_link_is_refused(source: Path, tmp_path: Path) ->
     assert "symbolic link" in str(error)
 
 
+def test_state_folder_that_others_may_enter_is_refused_with_its_mode(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir(mode=0o750)
+    error = refusal(source, tmp_path / "state")
+    assert isinstance(error, StateError)
+    assert "0750" in str(error)
+
+
 def test_state_folder_of_somebody_else_is_refused(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "state").mkdir()
+    (tmp_path / "state").mkdir(mode=0o700)
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
     error = refusal(source, tmp_path / "state")
     assert isinstance(error, StateError)
