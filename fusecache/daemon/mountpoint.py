@@ -241,6 +241,22 @@ def claim(lock_file: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
+def make_missing(path: Path) -> None:
+    """Make a mount point that is not there, with the folders above it. MountError when it can't be made.
+
+    Made by root it has no permissions (mode 0000): whoever looks while nothing is mounted on it is refused, instead of
+    being shown an empty folder that looks like an empty data set. Root's own CAP_DAC_OVERRIDE still gets in.
+    """
+    try:
+        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        # mkdir(2) does not cross the last component, so a dead or hung mount there is not touched.
+        path.mkdir(mode=0o000 if os.geteuid() == 0 else 0o755)
+    except FileExistsError:
+        pass
+    except OSError as failure:
+        raise MountError(f"mount point {str(path)!r} can't be made: {failure.strerror}") from None
+
+
 def prepare(path: Path) -> None:
     """Make sure that `path` can be mounted on; a dead mount of ours there is detached first.
 

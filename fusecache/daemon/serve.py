@@ -3,7 +3,7 @@
 Each mount runs in a process of its own (pyfuse3 has one session per process). This process starts them, forwards
 SIGTERM and SIGINT, and ends when they have ended. A mount that dies takes the others down in order and is named by
 the error, so that whoever runs `serve` restarts the whole; nothing is restarted here. A mount that somebody unmounted
-ends with 0 and leaves the others alone.
+ends with 0 and leaves the others alone. Mount points that are missing are made.
 
     /metrics   every mount's metrics, each sample with mount="<mount point>"
     /healthz   every mount that runs answers its control socket
@@ -81,6 +81,7 @@ def run(configuration: Configuration, ready: Callable[[], None]) -> None:
     mountpoint.check_device()
     for _, plan in chosen:
         with mountpoint.claim(mount_lock(plan.settings.runtime_dir, plan.mountpoint)):
+            mountpoint.make_missing(plan.mountpoint)
             mountpoint.prepare(plan.mountpoint)
     _Group(chosen, configuration.settings.metrics_address, ready).run()
 

@@ -52,6 +52,21 @@ def test_live_mount_is_found_answers_and_is_not_mounted_over(mount: Mount, tmp_p
     assert mountpoint.unmount(mount.mountpoint, 10) == "not mounted"
 
 
+def test_missing_mountpoint_is_made_and_an_existing_one_left_alone(mount: Mount, tmp_path: Path) -> None:
+    deep = tmp_path / "deep" / "er" / "mnt"
+    mountpoint.make_missing(deep)
+    assert deep.stat().st_mode & 0o777 == (0 if os.geteuid() == 0 else 0o755)
+    deep.chmod(0o711)
+    mountpoint.make_missing(deep)
+    assert deep.stat().st_mode & 0o777 == 0o711
+    mount.kill()
+    mountpoint.make_missing(mount.mountpoint)  # a dead mount lies on it: neither touched nor an error
+    assert mountpoint.probe(mount.mountpoint, 10) == "dead"
+    (tmp_path / "file").touch()
+    with pytest.raises(MountError, match=r"mnt' can't be made: Not a directory"):
+        mountpoint.make_missing(tmp_path / "file" / "deep" / "mnt")
+
+
 def test_dead_mount_is_known_and_replaced(mount: Mount, tmp_path: Path) -> None:
     mount.kill()
     assert is_mounted(mount.mountpoint)
