@@ -1,9 +1,10 @@
 # Every target installs what it needs first (.ci/prepare): Debian packages when root, and .venv.
 .DEFAULT_GOAL := help
-.PHONY: help demo test check test-real bench lock proto clean
+.PHONY: help demo test check test-real test-cluster bench lock proto clean
 
 PYTHON := .venv/bin/python
-# Deepest level first, so that the first failure is the deepest cause.
+# Deepest level first, so that the first failure is the deepest cause. Two processes, a file each: most of the time is
+# waiting, and two cores are enough for them.
 LEVELS := tests/t0_pure tests/t1_rpc tests/t2_cache tests/t3_operations tests/t4_mount tests/t5_daemon tests/faults
 
 help: ## this list
@@ -15,7 +16,7 @@ demo: ## make a small image data set, serve, mount and read it, print rates, unm
 
 test: ## all tests that need no JVM and no cluster, deepest level first
 	@.ci/prepare
-	@$(PYTHON) -m pytest $(wildcard $(LEVELS) tests/contract)
+	@$(PYTHON) -m pytest --numprocesses 2 --dist loadfile $(wildcard $(LEVELS) tests/contract)
 
 check: ## format, lint, types, layers, generated protocol
 	@.ci/prepare
@@ -28,6 +29,10 @@ check: ## format, lint, types, layers, generated protocol
 test-real: ## contract tests and whole trees against real Alluxio 2.9.3 servers (Java, Maven)
 	@.ci/prepare java
 	@FUSECACHE_TEST_CLUSTER=real $(PYTHON) -m pytest $(wildcard tests/contract tests/real)
+
+test-cluster: ## a whole real Kubernetes node and the stories on it (root; the first run builds Kubernetes)
+	@.ci/prepare cluster
+	@FUSECACHE_TEST_CLUSTER=kubernetes $(PYTHON) -m pytest tests/cluster
 
 bench: ## fusecache against alluxio-fuse, bindfs and native, on the same real Alluxio data
 	@.ci/prepare java bench
