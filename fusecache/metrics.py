@@ -103,6 +103,24 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("fusecache_build_info", "gauge", ("version",), "Always 1; the version is in the label."),
     MetricSpec("fusecache_cluster_capacity_bytes", "gauge", (), "Cache capacity of the Alluxio cluster, in bytes."),
     MetricSpec("fusecache_cluster_used_bytes", "gauge", (), "Cache in use in the Alluxio cluster, in bytes."),
+    MetricSpec(
+        "fusecache_locality_dataset_bytes",
+        "gauge",
+        ("dataset", "what"),
+        "Bytes of a data set: total (as far as listed), local (in block files of this node), when last measured.",
+    ),
+    MetricSpec(
+        "fusecache_locality_stream_up",
+        "gauge",
+        ("controller",),
+        "1 while the controller takes this node's reports (of `serve`, not of a mount).",
+    ),
+    MetricSpec(
+        "fusecache_locality_reports_total",
+        "counter",
+        ("kind",),
+        "Reports sent to the controller: full, delta (of `serve`, not of a mount).",
+    ),
 )
 
 BUCKETS_S: tuple[float, ...] = (
@@ -169,7 +187,10 @@ Labels = tuple[str, ...]
 class Metrics:
     """All cells of one process; made once by whoever starts it and handed down."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, show_unused: bool = True) -> None:
+        """`show_unused`: a row without labels is there, as 0, before anybody counted. Not so for a process that has
+        only a few of the rows, such as `serve` beside its mounts."""
+        self._show_unused = show_unused
         self._lock = threading.Lock()  # making and listing cells; never taken by inc/set/observe
         self._counters: dict[str, dict[Labels, Counter]] = {}
         self._gauges: dict[str, dict[Labels, Gauge]] = {}
@@ -217,13 +238,13 @@ class Metrics:
         return generate_latest(registry).decode()
 
     def _numbers(self, spec: MetricSpec) -> list[tuple[Labels, float]]:
-        """Counters and gauges of one row; a row without labels is there (0) before anybody counted."""
+        """Counters and gauges of one row."""
         with self._lock:
             cells: list[tuple[Labels, float]] = [
                 *((labels, counter.value) for labels, counter in self._counters.get(spec.name, {}).items()),
                 *((labels, gauge.value) for labels, gauge in self._gauges.get(spec.name, {}).items()),
             ]
-        if not cells and not spec.labels and spec.kind != "histogram":
+        if self._show_unused and not cells and not spec.labels and spec.kind != "histogram":
             cells.append(((), 0))
         return cells
 
@@ -264,7 +285,8 @@ class _CellCollector:
 
 
 def merge(expositions: Mapping[str, str], label: str) -> str:
-    """Join texts of several processes into one, each sample with `label` = its key in `expositions`.
+    """Join texts of several processes into one, each sample with `label` = its key in `expositions`; with the key "" it
+    stays as it is.
 
     For `serve`, which answers one scrape for all its mounts. ValueError when a text is not Prometheus text.
     """
@@ -274,12 +296,13 @@ def merge(expositions: Mapping[str, str], label: str) -> str:
 
     merged: dict[str, Metric] = {}
     for key, text in expositions.items():
+        own = {label: key} if key else {}
         for family in text_string_to_metric_families(text):
             target = merged.get(family.name)
             if target is None:
                 target = merged[family.name] = Metric(family.name, family.documentation, family.type)
             for sample in family.samples:
-                target.add_sample(sample.name, {label: key, **sample.labels}, sample.value)
+                target.add_sample(sample.name, {**own, **sample.labels}, sample.value)
 
     class Merged:
         def collect(self) -> Iterable[Metric]:

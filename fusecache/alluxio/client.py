@@ -148,6 +148,11 @@ class AlluxioClient:
         """The live block workers; an older list when the master can't be asked."""
         return self._workers.cluster(budget, max_age_s=max_age_s).workers
 
+    def own_block_workers(self, budget: Budget, *, max_age_s: float = LIST_AGE_S) -> tuple[BlockWorkerInfo, ...]:
+        """Those of the live block workers that are on this node."""
+        cluster = self._workers.cluster(budget, max_age_s=max_age_s)
+        return tuple(worker for worker in cluster.workers if worker.worker_id in cluster.node_ids)
+
     def block_placement(self, block_id: int, budget: Budget) -> BlockPlacement:
         """Who holds a block now. NotFound."""
         return self._master.block_placement(block_id, budget)
@@ -159,6 +164,12 @@ class AlluxioClient:
     def free(self, path: bytes, budget: Budget, *, recursive: bool = False) -> None:
         """Drop cached blocks; the under storage keeps its copies."""
         self._master.free(path, budget, recursive=recursive)
+
+    @property
+    def block_folders(self) -> tuple[bytes, ...]:
+        """Where block files of this node's block workers are looked for, each ending with a slash; those that are not
+        there, or not visible here, too."""
+        return self._local.folders
 
     def open_local(self, block: Block) -> int | None:
         """A descriptor of the complete block file on this node, or None. No call, no network."""

@@ -36,6 +36,8 @@ _FOLDER, _COMPLETED, _PERSISTED, _UFS_TIER, _MOUNT_POINT, _LOCATIONS, _ODD_BLOCK
 
 _NAME_AT = _HEAD.size
 _NAME_LENGTH_AT = struct.calcsize("<BBHQQqq")
+_LENGTH = struct.Struct("<Q")
+_LENGTH_AT = struct.calcsize("<BBH")
 _FLAG_MASK = _LOCATIONS - 1
 _FLAGS = [tuple(bool(flags & (1 << bit)) for bit in range(5)) for flags in range(_LOCATIONS)]
 _BLOCK_COUNT = struct.Struct("<I")
@@ -201,6 +203,17 @@ def is_folder(record: bytes) -> bool:
 def name_of(record: bytes) -> bytes:
     """The name in a record, without decoding the rest."""
     return record[_NAME_AT : _NAME_AT + record[_NAME_LENGTH_AT]]
+
+
+def length_of(record: bytes) -> int:
+    """Bytes of the file in a record, without decoding the rest."""
+    length: int = _LENGTH.unpack_from(record, _LENGTH_AT)[0]
+    return length
+
+
+def has_locations(record: bytes) -> bool:
+    """Whether a record says of any block who holds it, without decoding it."""
+    return record[1] & _LOCATIONS != 0
 
 
 def _usual_block_count(length: int, block_size: int) -> int:

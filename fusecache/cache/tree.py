@@ -209,6 +209,12 @@ class MetadataTree:
         await delivery.done.wait()
         return delivery.diff
 
+    async def list_unasked(self, inode: int) -> None:
+        """List a folder that no request needs now, within the cap on background listings. Raises as `children` does."""
+        while wait_s := self._bucket.take(self._now()):
+            await trio.sleep(wait_s)
+        await self._running().list_folder(inode)
+
     # ---- freshness ----
 
     def _due(self, folder: Folder) -> bool:

@@ -16,7 +16,9 @@ from fusecache.config.settings import AbsolutePath, FrozenModel, ListenAddress, 
 CONTROLLER_PORT = 19465
 """Where the controller listens unless told otherwise."""
 
-NodeName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", max_length=253)]
+NODE_NAME_PATTERN = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
+
+NodeName = Annotated[str, StringConstraints(pattern=NODE_NAME_PATTERN, max_length=253)]
 """As Kubernetes names nodes: a DNS subdomain."""
 
 DnsLabel = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=63)]

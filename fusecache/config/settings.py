@@ -354,3 +354,6 @@ class MountPlan(FrozenModel):
     mountpoint: Path
     settings: Settings
     datasets: tuple[MountedDataset, ...] = ()
+    report_interval_s: float | None = None
+    """How often the node reports what it holds of the data sets; None = nobody is told, and nothing is measured unless
+    asked for."""

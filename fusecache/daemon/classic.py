@@ -33,6 +33,7 @@ from fusecache.clock import SystemClock
 from fusecache.config.settings import ClusterConfig, MountedDataset, MountPlan, Settings
 from fusecache.daemon import mountpoint as mountpoints
 from fusecache.daemon.control_client import mount_lock
+from fusecache.daemon.dataset_bytes import DatasetBytes
 from fusecache.daemon.embedded_child import EmbeddedChild
 from fusecache.daemon.file_context import MetadataFileContext
 from fusecache.daemon.mount_control import MountControl
@@ -150,6 +151,7 @@ class ClassicMount:
         self._upkeep = Upkeep(
             client, self.readers, settings, metrics=metrics, clock=clock, limiter=trio.CapacityLimiter(2)
         )
+        self.dataset_bytes = DatasetBytes(plan, client, store, self.tree, metrics=metrics, clock=clock)
         self.control = MountControl(self)
         hidden = HiddenFolder(
             {
@@ -218,6 +220,8 @@ class ClassicMount:
                 nursery.start_soon(self._upkeep.run)
                 nursery.start_soon(self._tick)
                 await nursery.start(self.control.run)
+                if self.plan.report_interval_s is not None:
+                    nursery.start_soon(self.dataset_bytes.run)
                 nursery.start_soon(self._announce, ready)
                 with self._status_server(settings):
                     await self._session.serve()

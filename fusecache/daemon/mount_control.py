@@ -1,4 +1,4 @@
-"""What a mount answers on its control socket: status, metrics, config, refresh, log level.
+"""What a mount answers on its control socket: status, metrics, config, locality, refresh, log level.
 
 Reading is for everybody who can reach the socket; changing is for root and the daemon's own user (`control` checks the
 peer). Paths are relative to the mount's root and travel as text with surrogate escapes, so that any file name fits.
@@ -17,6 +17,7 @@ from fusecache.alluxio.model import ClusterIdentity
 from fusecache.cache.tree import MetadataTree
 from fusecache.config.settings import LogLevel, MountPlan
 from fusecache.daemon.control import ControlServer, Handler, socket_path
+from fusecache.daemon.dataset_bytes import DatasetBytes
 from fusecache.errors import UsageError
 from fusecache.fs.invalidation import Invalidator
 from fusecache.fs.operations import ROOT
@@ -34,6 +35,7 @@ class ControlledMount(Protocol):
     metrics: Metrics
     tree: MetadataTree
     invalidator: Invalidator
+    dataset_bytes: DatasetBytes
     source: str
     read_ahead_bytes: int | None
 
@@ -64,6 +66,7 @@ class MountControl:
             Handler("status", self._status, privileged=False),
             Handler("metrics", self._metrics, privileged=False),
             Handler("config", self._config, privileged=False),
+            Handler("locality", self._locality, privileged=False),
             Handler("refresh", self._refresh, privileged=True),
             Handler("log_level", self._log_level, privileged=True),
         )
@@ -104,6 +107,13 @@ class MountControl:
 
     async def _config(self, request: dict[str, Any]) -> dict[str, Any]:
         return {"config": self.describe_config()}
+
+    async def _locality(self, request: dict[str, Any]) -> dict[str, Any]:
+        mount = self._mount
+        return {
+            "cluster_id": mount.identity.cluster_id,
+            **await mount.dataset_bytes.describe(ready=mount.ready),
+        }
 
     async def _refresh(self, request: dict[str, Any]) -> dict[str, Any]:
         paths = request.get("paths")

@@ -5,7 +5,9 @@ SIGTERM and SIGINT, and ends when they have ended. A mount that dies takes the o
 the error, so that whoever runs `serve` restarts the whole; nothing is restarted here. A mount that somebody unmounted
 ends with 0 and leaves the others alone. Mount points that are missing are made.
 
-    /metrics   every mount's metrics, each sample with mount="<mount point>"
+With `controller:` in the file, what the mounts hold is reported to it (`daemon.node_reports`); mounts never notice.
+
+    /metrics   every mount's metrics, each sample with mount="<mount point>", and this process's own without
     /healthz   every mount that runs answers its control socket
     /readyz    every mount of the file serves reads
 """
@@ -17,10 +19,11 @@ import signal
 import threading
 from collections.abc import Callable
 from types import FrameType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
+import fusecache
 from fusecache import metrics
 from fusecache.config.load import Configuration
 from fusecache.config.settings import MountPlan
@@ -29,6 +32,9 @@ from fusecache.daemon.control_client import call, mount_lock, socket_path
 from fusecache.daemon.mount_process import MountFailed, MountProcess
 from fusecache.errors import FusecacheError, UsageError
 from fusecache.status_http import StatusServer
+
+if TYPE_CHECKING:
+    from fusecache.daemon.node_reports import NodeReports
 
 log = structlog.get_logger(__name__)
 
@@ -64,11 +70,15 @@ def plans(configuration: Configuration) -> list[tuple[str, MountPlan]]:
     if not configuration.mounts:
         raise UsageError(f"{configuration.file} has no mounts; add `mounts:` with source and mountpoint")
     found = []
+    link = configuration.controller
     for mount in configuration.mounts:
         plan = configuration.plan_of(mount)
         # One address for all: the children answer through their control sockets.
         settings = plan.settings.model_copy(update={"metrics_address": None})
-        found.append((mount.source, plan.model_copy(update={"settings": settings})))
+        report_interval_s = link.report_interval_s if link is not None else None
+        found.append(
+            (mount.source, plan.model_copy(update={"settings": settings, "report_interval_s": report_interval_s}))
+        )
     return found
 
 
@@ -78,21 +88,43 @@ def run(configuration: Configuration, ready: Callable[[], None]) -> None:
     Raises the error of the mount that failed first.
     """
     chosen = plans(configuration)
+    own = metrics.Metrics(show_unused=False)
+    own.gauge("fusecache_build_info", version=fusecache.__version__).set(1)
+    reports = _reports_of(configuration, own)
     mountpoint.check_device()
     for _, plan in chosen:
         with mountpoint.claim(mount_lock(plan.settings.runtime_dir, plan.mountpoint)):
             mountpoint.make_missing(plan.mountpoint)
             mountpoint.prepare(plan.mountpoint)
-    _Group(chosen, configuration.settings.metrics_address, ready).run()
+    _Group(chosen, configuration.settings.metrics_address, ready, own, reports).run()
+
+
+def _reports_of(configuration: Configuration, own: metrics.Metrics) -> NodeReports | None:
+    """None when nobody is to be told. UsageError when this node has no name."""
+    if configuration.controller is None:
+        return None
+    from fusecache.daemon.node_reports import NodeReports
+
+    return NodeReports(configuration.controller, own)
 
 
 class _Group:
     """The children and what happens to them, as events of one queue."""
 
-    def __init__(self, chosen: list[tuple[str, MountPlan]], address: str | None, ready: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        chosen: list[tuple[str, MountPlan]],
+        address: str | None,
+        ready: Callable[[], None],
+        own: metrics.Metrics,
+        reports: NodeReports | None,
+    ) -> None:
+        """`own`: the metrics of this process, beside those of the mounts."""
         self._chosen = chosen
         self._address = address
         self._on_ready = ready
+        self._own = own
+        self._reports = reports
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._processes: list[MountProcess] = []
         self._ready: set[int] = set()
@@ -116,8 +148,11 @@ class _Group:
                 log.info("status_http_listening", address=server.address)
             for source, plan in self._chosen:
                 self._start(source, plan)
+            if self._reports is not None:
+                self._reports.start(self._processes)
             self._attend()
         finally:
+            self._stop_reports("the node's daemon ends")
             self._stop_all()
             if server is not None:
                 server.stop()
@@ -155,11 +190,13 @@ class _Group:
                         self._on_ready()
                 case _Failed(process, failure):
                     running -= 1
+                    self._report_end(process, str(failure))
                     if not stopping:
                         raise MountFailed(f"{failure} (mount {process.plan.mountpoint})", failure.exit_code)
                 case _Ended(process, how):
                     running -= 1
                     self._ready.discard(process.pid)
+                    self._report_end(process, how)
                     log.info("mount_ended", mountpoint=str(process.plan.mountpoint), how=how)
                     if process.exit_code != 0 and not stopping:
                         raise MountFailed(
@@ -170,6 +207,16 @@ class _Group:
                     stopping = True
                     for process in self._processes:
                         process.terminate()
+                    self._stop_reports(f"the node's daemon ends ({signal.Signals(number).name})")
+
+    def _report_end(self, process: MountProcess, how: str) -> None:
+        if self._reports is not None:
+            self._reports.ended(process, how)
+
+    def _stop_reports(self, reason: str) -> None:
+        """Before the mounts are waited for: no pod is to be sent here from now on."""
+        if self._reports is not None:
+            self._reports.stop(reason)
 
     def _stop_all(self) -> None:
         for process in self._processes:
@@ -194,7 +241,7 @@ class _Group:
         return call(socket_path(process.plan.settings.runtime_dir, process.plan.mountpoint), kind, ASK_S)
 
     def _exposition(self) -> str:
-        texts: dict[str, str] = {}
+        texts = {"": self._own.exposition()}
         for process in self._processes:
             if process.exit_code is not None:
                 continue

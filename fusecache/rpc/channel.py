@@ -29,6 +29,14 @@ KEEPALIVE_S = 45
 connection; 45 s leaves room for their clock."""
 
 KEEPALIVE_TIMEOUT_S = 20
+
+CONTROLLER_RECEIVE_BYTES = 4 << 20
+"""Largest message accepted from the controller; a directive has some hundred bytes."""
+
+CONTROLLER_KEEPALIVE_S = 20
+CONTROLLER_KEEPALIVE_TIMEOUT_S = 10
+"""A controller that is silent below gRPC is given up within 30 s. Its server has to permit pings this often."""
+
 FIRST_RECONNECT_S = 1
 LONGEST_RECONNECT_S = 2
 """At most one connection attempt a second, and back within 5 s once the server is: gRPC makes this up to 20 % longer,
@@ -42,11 +50,24 @@ def make_channel(
     max_receive_bytes: int = MASTER_RECEIVE_BYTES,
 ) -> grpc.Channel:
     """A channel to `target` (host:port), plaintext HTTP/2 unless `tls` is given. No I/O but reading TLS files."""
-    options: list[tuple[str, int | str]] = [
+    options = _options(max_receive_bytes, KEEPALIVE_S, KEEPALIVE_TIMEOUT_S)
+    if tls is None:
+        return grpc.insecure_channel(target, options=options)
+    return grpc.secure_channel(target, load_credentials(tls), options=options)
+
+
+def make_controller_channel(target: str) -> grpc.aio.Channel:
+    """A channel of the running asyncio loop to the controller at `target` (host:port), plaintext HTTP/2."""
+    options = _options(CONTROLLER_RECEIVE_BYTES, CONTROLLER_KEEPALIVE_S, CONTROLLER_KEEPALIVE_TIMEOUT_S)
+    return grpc.aio.insecure_channel(target, options=options)
+
+
+def _options(max_receive_bytes: int, keepalive_s: int, keepalive_timeout_s: int) -> list[tuple[str, int | str]]:
+    return [
         ("grpc.max_receive_message_length", max_receive_bytes),
         ("grpc.max_send_message_length", SEND_BYTES),
-        ("grpc.keepalive_time_ms", KEEPALIVE_S * 1000),
-        ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_S * 1000),
+        ("grpc.keepalive_time_ms", keepalive_s * 1000),
+        ("grpc.keepalive_timeout_ms", keepalive_timeout_s * 1000),
         ("grpc.keepalive_permit_without_calls", 0),
         # 0 = as many pings as needed: the SASL stream is silent for days and would use up the default of 2.
         ("grpc.http2.max_pings_without_data", 0),
@@ -66,6 +87,3 @@ def make_channel(
         # Alluxio puts Java messages into trailers; the default of 8 KiB turned a plain error into another one.
         ("grpc.max_metadata_size", 64 << 10),
     ]
-    if tls is None:
-        return grpc.insecure_channel(target, options=options)
-    return grpc.secure_channel(target, load_credentials(tls), options=options)

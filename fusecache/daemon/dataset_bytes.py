@@ -1,0 +1,489 @@
+"""How much of each data set this node can serve by itself, measured in the mount's process.
+
+    names of block files -> block ids -> metadata -> data sets: the bytes that lie in this node's block worker now
+    listings of all folders of a data set                     : its total
+    the block workers of this node                            : capacity and free bytes
+
+Where the block worker's folders are visible here, what lies in them is the truth; otherwise it is where the listings
+say that blocks are. With a controller to report to, data sets are measured each half report interval, and folders
+that nobody has listed yet are listed in the background, within the mount's cap on such calls, because a total needs
+them all; without, a measurement is made when somebody asks. A measurement runs in a thread of its own, in slices with
+pauses between them, and works at most 1 / SHARE of the time, so that reads do not feel it; what came or went since the
+one before shows in it.
+
+The arithmetic is `locality.measure` and `locality.totals`; what the node's mounts hold together is put together in
+`serve` (`daemon.node_holdings`).
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import Callable, Hashable, Iterator
+from functools import partial
+from itertools import islice
+from typing import Any, NamedTuple, NoReturn
+
+import structlog
+import trio
+
+from fusecache.alluxio.client import AlluxioClient
+from fusecache.alluxio.model import Block, BlockWorkerInfo, block_id_of
+from fusecache.cache import record
+from fusecache.cache.store import FolderState, MetadataStore
+from fusecache.cache.tree import ROOT, MetadataTree
+from fusecache.clock import Clock
+from fusecache.config.settings import MountedDataset, MountPlan
+from fusecache.errors import FusecacheError, NotFound, StaleId, StateError, Unavailable, UpstreamError
+from fusecache.locality.measure import HeldBlocks, Place, block_length, inode_of_block
+from fusecache.locality.totals import FolderSum, Survey, Totals
+from fusecache.metrics import Metrics
+from fusecache.rpc.budget import Budget
+
+log = structlog.get_logger(__name__)
+
+SHARE = 20
+"""After a measurement the next one waits at least so many times as long as its work took."""
+
+SLICE = 64
+"""Records looked up or summed between two pauses: about a millisecond of work, in which the interpreter is kept from
+reads."""
+
+NAMES = 1024
+"""Names of block files between two pauses; nearly all were placed by an earlier measurement."""
+
+PAUSE_S = 0.002
+
+RECHECK_S = 60.0
+"""When listings changed, blocks that were placed before are placed anew, not more often than this: their file may be
+another one's now."""
+
+SETTLED_NS = 2_000_000_000
+"""A folder whose modification time is younger than this may change again within the same tick of the clock."""
+
+WORKERS_AGE_S = 30.0
+"""Capacity and free bytes may be this old; the master's own are 10 s old."""
+
+RELIST_S = 3600.0
+"""A folder of a data set that nobody uses is listed again after this time (or its refresh_s, when that is longer): many
+nodes share one master. Folders in use are kept fresh anyway. Where block files are not visible, after refresh_s,
+because listings then are all there is to know."""
+
+TROUBLE_S = 30.0
+"""Pause after a listing that failed."""
+
+CALL_BUDGET_S = 30.0
+MAX_DEPTH = 256
+
+
+class Measured(NamedTuple):
+    """One data set."""
+
+    name: str
+    whole: bool
+    """The mount serves the whole of it, not a part."""
+    total_bytes: int
+    listed_whole: bool
+    local_bytes: int
+
+
+class Measurement(NamedTuple):
+    """All of them, at one moment."""
+
+    at_s: float
+    """When it began."""
+    source: str
+    """`block_files` or `listings`."""
+    datasets: tuple[Measured, ...]
+    block_workers: tuple[BlockWorkerInfo, ...]
+
+
+class DatasetBytes:
+    """Of one mount. `run` and `describe` on the event loop."""
+
+    def __init__(
+        self,
+        plan: MountPlan,
+        client: AlluxioClient,
+        store: MetadataStore,
+        tree: MetadataTree,
+        *,
+        metrics: Metrics,
+        clock: Clock,
+    ) -> None:
+        self._plan = plan
+        self._client = client
+        self._store = store
+        self._tree = tree
+        self._clock = clock
+        self._limiter = trio.CapacityLimiter(1)
+        self._datasets = plan.datasets
+        self._held = HeldBlocks(len(self._datasets))
+        self._totals = Totals()
+        self._surveys: list[Survey] = []
+        self._block_workers: tuple[BlockWorkerInfo, ...] = ()
+        self._block_workers_at_s = -WORKERS_AGE_S
+        self._folder_times: dict[bytes, int] = {}
+        """Block folder -> its modification time when it was read last; missing when it may have changed since."""
+        self._held_bytes: tuple[int, ...] = (0,) * len(self._datasets)
+        self._placed_by: object = None
+        """State of the listings by which blocks were placed last, and by which all were."""
+        self._all_placed_by: object = None
+        self._all_placed_at_s = -RECHECK_S
+        self._last: Measurement | None = None
+        self._work_s = 0.0
+        """CPU time of the last measurement."""
+        self._measuring = trio.Lock()
+        self._measured = trio.Event()
+        """A measurement was made."""
+        self._listed = trio.Event()
+        """Folders were listed: the next measurement sees more."""
+        self._not_before: dict[int, float] = {}
+        """Folder that could not be listed -> when to try again."""
+        self._changed = metrics.counter("fusecache_metadata_refreshes_total", result="changed")
+        self._gauges = [
+            (
+                metrics.gauge("fusecache_locality_dataset_bytes", dataset=dataset.name, what="total"),
+                metrics.gauge("fusecache_locality_dataset_bytes", dataset=dataset.name, what="local"),
+            )
+            for dataset in self._datasets
+        ]
+
+    async def run(self) -> NoReturn:
+        """Measure and list until cancelled; for a mount whose node reports."""
+        assert self._plan.report_interval_s is not None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._list_all)
+            while True:
+                self._listed = trio.Event()
+                await self._measure()
+                await trio.sleep(SHARE * self._work_s)
+                with trio.move_on_after(self._plan.report_interval_s / 2):
+                    await self._listed.wait()
+        raise AssertionError("unreachable: the loop ends by cancellation only")
+
+    async def describe(self, *, ready: bool) -> dict[str, Any]:
+        """The answer to the control message `locality`: the last measurement, or one made now when none is made
+        regularly."""
+        if self._plan.report_interval_s is None:
+            await self._measure()
+        last = self._last
+        return {
+            "ready": ready,
+            "mountpoint": str(self._plan.mountpoint),
+            "measured_age_s": None if last is None else round(self._clock.now() - last.at_s, 3),
+            "source": None if last is None else last.source,
+            "datasets": [
+                {
+                    "name": dataset.name,
+                    "ready": ready and dataset.whole,
+                    "whole": dataset.whole,
+                    "total_bytes": dataset.total_bytes,
+                    "listed_whole": dataset.listed_whole,
+                    "tiers": {"local_block_worker": dataset.local_bytes},
+                }
+                for dataset in (last.datasets if last is not None else self._unmeasured())
+            ],
+            "block_workers": [
+                {
+                    "id": worker.worker_id,
+                    "capacity_bytes": worker.capacity_bytes,
+                    "used_bytes": worker.used_bytes,
+                }
+                for worker in (last.block_workers if last is not None else ())
+            ],
+        }
+
+    def _unmeasured(self) -> Iterator[Measured]:
+        for dataset in self._datasets:
+            yield Measured(dataset.name, self._served_whole(dataset), 0, False, 0)
+
+    # ---- measuring ----
+
+    async def _measure(self) -> None:
+        """One measurement. What can't be measured now keeps its last figure."""
+        async with self._measuring:
+            tops = [await self._top_of(dataset) for dataset in self._datasets]
+            try:
+                self._last = await trio.to_thread.run_sync(self._measure_in_thread, tops, limiter=self._limiter)
+            except (UpstreamError, StateError) as error:
+                log.info("data sets not measured", error=str(error))
+            else:
+                for dataset, (total, local) in zip(self._last.datasets, self._gauges, strict=True):
+                    total.set(dataset.total_bytes)
+                    local.set(dataset.local_bytes)
+            self._measured.set()
+            self._measured = trio.Event()
+
+    async def _top_of(self, dataset: MountedDataset) -> int | None:
+        """Inode of the data set's folder, or of the mount when that is within it; None when it can't be found now."""
+        inode = ROOT
+        if not self._served_whole(dataset):
+            return inode
+        for name in dataset.path.removeprefix(self._plan.path).split(b"/"):
+            if name:
+                try:
+                    entry = self._tree.hot_child(inode, name) or await self._tree.lookup(inode, name)
+                except (NotFound, UpstreamError) as error:
+                    log.debug("data set not found", dataset=dataset.name, error=str(error))
+                    return None
+                if not entry.folder:
+                    return None
+                inode = entry.inode
+        return inode
+
+    def _served_whole(self, dataset: MountedDataset) -> bool:
+        folder = self._plan.path.rstrip(b"/") + b"/"
+        return (dataset.path.rstrip(b"/") + b"/").startswith(folder)
+
+    def _measure_in_thread(self, tops: list[int | None]) -> Measurement:
+        at_s, began_s = self._clock.now(), time.thread_time()
+        self._ask_block_workers()
+        self._surveys = [self._survey(dataset, top) for dataset, top in zip(self._datasets, tops, strict=True)]
+        folders = self._visible_folders() or self._learn_folders()
+        if folders:
+            local = self._weigh_block_files(folders, tops)
+        else:
+            local = tuple(survey.here_bytes for survey in self._surveys)
+        self._work_s = time.thread_time() - began_s
+        return Measurement(
+            at_s,
+            "block_files" if folders else "listings",
+            tuple(
+                Measured(
+                    dataset.name,
+                    self._served_whole(dataset),
+                    survey.total_bytes,
+                    survey.whole and self._served_whole(dataset),
+                    # A block of a version that was replaced a moment ago may still be remembered.
+                    min(held_bytes, survey.total_bytes),
+                )
+                for dataset, survey, held_bytes in zip(self._datasets, self._surveys, local, strict=True)
+            ),
+            self._block_workers,
+        )
+
+    def _ask_block_workers(self) -> None:
+        now = self._clock.now()
+        if now - self._block_workers_at_s < WORKERS_AGE_S:
+            return
+        self._block_workers_at_s = now
+        try:
+            found = self._client.own_block_workers(Budget(self._clock, CALL_BUDGET_S), max_age_s=WORKERS_AGE_S)
+        except UpstreamError as error:
+            log.debug("block workers not known", error=str(error))
+            return
+        if {worker.worker_id for worker in found} != {worker.worker_id for worker in self._block_workers}:
+            self._totals.forget()
+        self._block_workers = found
+
+    # ---- totals, from the listings ----
+
+    def _survey(self, dataset: MountedDataset, top: int | None) -> Survey:
+        if top is None:
+            return Survey(0, 0, False, (), None)
+        immutable = self._plan.settings.immutable if dataset.immutable is None else dataset.immutable
+        refresh_s = self._plan.settings.refresh_s if dataset.refresh_s is None else dataset.refresh_s
+        sees_files = self._last is None or self._last.source == "block_files"
+        again_s = max(refresh_s, RELIST_S) if sees_files else refresh_s
+        boot, now = self._store.boot, self._clock.now()
+
+        def is_old(key: Hashable) -> bool:
+            assert isinstance(key, FolderState)
+            return not immutable and (key.boot != boot or now - key.asked_at > again_s)
+
+        return self._totals.survey(
+            top, key_of=self._folder_state, is_old=is_old, read=self._sum_up, pause=_every(SLICE, _pause)
+        )
+
+    def _folder_state(self, inode: int) -> FolderState | None:
+        with self._store.read() as txn:
+            return self._store.folder_state(txn, inode)
+
+    def _sum_up(self, folder: int) -> FolderSum:
+        """Read one listing, in pieces, so that no transaction stays open for long."""
+        own = {worker.worker_id for worker in self._block_workers}
+        total_bytes = here_bytes = after = 0
+        folders: list[int] = []
+        example: tuple[int, int] | None = None
+        state = self._folder_state(folder)
+        while state is not None:
+            with self._store.read() as txn:
+                piece = list(islice(self._store.records(txn, state.shelf, after), SLICE))
+            if not piece:
+                break
+            for inode, packed in piece:
+                if record.is_folder(packed):
+                    folders.append(inode)
+                    continue
+                total_bytes += record.length_of(packed)
+                if record.has_locations(packed):
+                    entry = record.decode(inode, folder, packed)
+                    for index, holders in enumerate(entry.locations):
+                        if not own.isdisjoint(holders):
+                            block_id = block_id_of(inode - 1, index)
+                            length = block_length(block_id, entry.length, entry.block_size)
+                            here_bytes += length
+                            example = example or (block_id, length)
+            after = piece[-1][0]
+            _pause()
+        return FolderSum(total_bytes, here_bytes, tuple(folders), example)
+
+    # ---- what lies here, from the block files ----
+
+    def _visible_folders(self) -> list[bytes]:
+        return [folder for folder in self._client.block_folders if os.path.isdir(folder)]
+
+    def _learn_folders(self) -> list[bytes]:
+        """Ask this node's block worker where it keeps a block that the listings place here."""
+        example = next((survey.example for survey in self._surveys if survey.example is not None), None)
+        if example is None:
+            return []
+        block = Block(*example, locations=(), ufs_path=None, ufs_offset=0, mount_id=0, in_ufs_tier=False)
+        descriptor = self._client.learn_local(block, Budget(self._clock, CALL_BUDGET_S))
+        if descriptor is None:
+            return []
+        os.close(descriptor)
+        return self._visible_folders()
+
+    def _weigh_block_files(self, folders: list[bytes], tops: list[int | None]) -> tuple[int, ...]:
+        """Bytes of each data set in the block files of `folders`."""
+        now, listings = self._clock.now(), (self._store.entry_count(), self._changed.value, tuple(tops))
+        again = listings != self._placed_by
+        everything = listings != self._all_placed_by and now - self._all_placed_at_s >= RECHECK_S
+        times = {folder: _modified_ns(folder) for folder in folders}
+        if not again and not everything and times == self._folder_times:
+            return self._held_bytes
+        if everything:
+            self._all_placed_by, self._all_placed_at_s = listings, now
+        placer = _Placer(self._store, tops, pause=_every(SLICE, _pause))
+        self._held.begin(again=again, everything=everything)
+        for folder in folders:
+            for names in _names_in(folder):
+                self._held.add(names, placer.place, partial(_file_size, folder))
+                _pause()
+        self._held_bytes = self._held.finish()
+        self._placed_by = listings
+        settled_ns = time.time_ns() - SETTLED_NS
+        self._folder_times = {
+            folder: at_ns for folder, at_ns in times.items() if at_ns is not None and at_ns < settled_ns
+        }
+        return self._held_bytes
+
+    # ---- listing what nobody listed ----
+
+    async def _list_all(self) -> NoReturn:
+        """List what the last measurement found unlisted or old, then look at the next measurement."""
+        while True:
+            await self._measured.wait()
+            now = self._clock.now()
+            self._not_before = {folder: at_s for folder, at_s in self._not_before.items() if at_s > now}
+            for folder in [folder for survey in self._surveys for folder in survey.to_list]:
+                if folder not in self._not_before:
+                    await self._list(folder)
+
+    async def _list(self, folder: int) -> None:
+        try:
+            await self._tree.list_unasked(folder)
+        except StaleId:
+            return  # gone meanwhile
+        except Unavailable as error:
+            log.info("folder of a data set not listed", inode=folder, error=str(error))
+            await trio.sleep(TROUBLE_S)
+        except FusecacheError as error:
+            log.info("folder of a data set can't be listed", inode=folder, error=str(error))
+            self._not_before[folder] = self._clock.now() + RELIST_S
+        else:
+            self._listed.set()
+
+
+class _Placer:
+    """From a block id to data sets, by the metadata store. For one measurement: it remembers folders."""
+
+    def __init__(self, store: MetadataStore, tops: list[int | None], *, pause: Callable[[], None]) -> None:
+        self._store = store
+        self._pause = pause
+        self._bits: dict[int, int] = {}
+        """Folder -> data sets that begin there."""
+        for number, top in enumerate(tops):
+            if top is not None:
+                self._bits[top] = self._bits.get(top, 0) | 1 << number
+        self._folders: dict[int, int] = {}
+        """Folder -> data sets that it belongs to."""
+
+    def place(self, block_id: int) -> Place | None:
+        """Where the block belongs; None when its file is not listed."""
+        self._pause()
+        with self._store.read() as txn:
+            entry = self._store.entry(txn, inode_of_block(block_id))
+        if entry is None or entry.folder:
+            return None
+        return Place(self._datasets_of(entry.parent), block_length(block_id, entry.length, entry.block_size))
+
+    def _datasets_of(self, folder: int) -> int:
+        above: list[int] = []
+        found: int | None = None
+        while found is None:
+            found = self._folders.get(folder)
+            if found is not None:
+                break
+            above.append(folder)
+            if folder == ROOT or len(above) > MAX_DEPTH:
+                found = 0
+                break
+            with self._store.read() as txn:
+                entry = self._store.entry(txn, folder)
+            if entry is None:
+                return 0  # a folder on the way is gone
+            folder = entry.parent
+        for inode in reversed(above):
+            found |= self._bits.get(inode, 0)
+            self._folders[inode] = found
+        return found
+
+
+def _names_in(folder: bytes) -> Iterator[list[bytes]]:
+    """Names in a folder, NAMES at a time; none when it can't be read."""
+    try:
+        with os.scandir(folder) as entries:
+            while names := [entry.name for entry in islice(entries, NAMES)]:
+                yield names
+    except OSError as error:
+        log.info("block files not seen", folder=os.fsdecode(folder), error=str(error))
+
+
+def _file_size(folder: bytes, name: bytes) -> int | None:
+    """Bytes of the regular file `name` in `folder`, None when there is none."""
+    try:
+        found = os.lstat(folder + name)
+    except OSError:
+        return None
+    return found.st_size if stat.S_ISREG(found.st_mode) else None
+
+
+def _modified_ns(folder: bytes) -> int | None:
+    try:
+        return os.stat(folder).st_mtime_ns
+    except OSError:
+        return None
+
+
+def _pause() -> None:
+    """Let reads go first; end here when the mount ends."""
+    trio.from_thread.check_cancelled()
+    time.sleep(PAUSE_S)
+
+
+def _every(count: int, call: Callable[[], None]) -> Callable[[], None]:
+    """A function that does `call` once in `count` times."""
+    left = count
+
+    def counted() -> None:
+        nonlocal left
+        left -= 1
+        if left <= 0:
+            left = count
+            call()
+
+    return counted

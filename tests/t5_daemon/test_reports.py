@@ -1,0 +1,128 @@
+"""`fusecache serve` with a controller: the reported bytes are those in the block folder; who serves them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.command import ROOT, environment
+from tests.support.mounting import command, is_mounted, needs_fuse
+from tests.support.scripted_controller import ScriptedController
+
+pytestmark = needs_fuse
+
+MIB = 1 << 20
+
+
+class Node:
+    """An embedded cluster, `fusecache serve` over it with one mount of everything, and a controller."""
+
+    def __init__(self, folder: Path, controller: ScriptedController) -> None:
+        self.folder = folder
+        self.mountpoint = folder / "mnt"
+        source = folder / "source"
+        (source / "train" / "deep").mkdir(parents=True)
+        (source / "other").mkdir()
+        self.lengths = {"train/one": 3 * MIB + 7, "train/deep/two": 100, "other/three": 5000}
+        for name, length in self.lengths.items():
+            (source / name).write_bytes(os.urandom(length))
+        self.cluster = subprocess.Popen(
+            [*command(), "embedded", str(source), "--port", "0", "--block-size-bytes", "1MiB", "--json"],
+            env=environment(folder),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+        )
+        assert self.cluster.stdout is not None
+        told = json.loads(self.cluster.stdout.readline())
+        self.block_folder = Path(told["tier_folders"][0]) / "alluxioworker"
+        config = folder / "node.yaml"
+        config.write_text(
+            f"clusters: [{{name: c, masters: ['{told['master']}'], tier_folders: ['{told['tier_folders'][0]}']}}]\n"
+            f"mounts: [{{source: 'c:/', mountpoint: {self.mountpoint}}}]\n"
+            "datasets: [{name: train, path: 'c:/train'}, {name: other, path: 'c:/other'}]\n"
+            f"controller: {{address: '{controller.address}', report_interval_s: 0.4, node_name: node-1}}\n"
+            "metrics_address: 127.0.0.1:0\n"
+        )
+        self.errors = folder / "stderr"
+        with self.errors.open("wb") as errors:
+            self.process = subprocess.Popen(
+                [*command(), "serve", "--config", str(config)],
+                env=environment(folder),
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+            )
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline().startswith(b"all 1 mounts of"), self.errors.read_text()
+
+    def held_bytes(self) -> int:
+        """Bytes of all block files."""
+        return sum(entry.stat().st_size for entry in os.scandir(self.block_folder) if entry.name.isdigit())
+
+    def logged(self, event: str) -> dict[str, object]:
+        """The first log line of an event."""
+        lines = [json.loads(line) for line in self.errors.read_text().splitlines() if line.startswith("{")]
+        return next(line for line in lines if line["event"] == event)
+
+    def close(self) -> None:
+        for process in (self.process, self.cluster):
+            if process.poll() is None:
+                process.terminate()
+                try:
+                    process.wait(30)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
+            assert process.stdout is not None
+            process.stdout.close()
+        if is_mounted(self.mountpoint):
+            subprocess.run(["fusermount3", "-uz", str(self.mountpoint)], check=False)
+        sys.stderr.write(self.errors.read_text())
+
+
+@pytest.fixture
+def controller() -> Iterator[ScriptedController]:
+    with ScriptedController() as running:
+        yield running
+
+
+@pytest.fixture
+def node(tmp_path: Path, controller: ScriptedController) -> Iterator[Node]:
+    with contextlib.closing(Node(tmp_path, controller)) as running:
+        yield running
+
+
+def test_reported_bytes_are_those_in_the_block_folder_and_follow_it(node: Node, controller: ScriptedController) -> None:
+    train_bytes = node.lengths["train/one"] + node.lengths["train/deep/two"]
+    stream = controller.stream()
+
+    def listed() -> bool:
+        train = stream.known().get("train")
+        return train is not None and train.listed_whole and train.ready and not stream.not_ready()
+
+    controller.wait(listed, "every folder listed, though nobody read")
+    assert (stream.known()["train"].total_bytes, stream.known()["other"].total_bytes) == (train_bytes, 5000)
+    assert stream.local_bytes("train") == node.held_bytes() == 0
+    (room,) = stream.reports[-1].capacities
+    assert 0 < room.free_bytes <= room.capacity_bytes
+
+    for name in ("train/one", "train/deep/two"):
+        (node.mountpoint / name).read_bytes()
+    controller.wait(lambda: stream.local_bytes("train") == train_bytes, "bytes that were read")
+    assert node.held_bytes() == train_bytes
+    assert stream.local_bytes("other") == 0
+
+    # Evicted behind everybody's back: the next measurement shows it.
+    last = max(node.block_folder.glob("[0-9]*"), key=lambda path: path.stat().st_size)
+    last.unlink()
+    controller.wait(lambda: stream.local_bytes("train") == train_bytes - MIB, "one block less")
+    assert node.held_bytes() == train_bytes - MIB
+    assert len(controller.streams) == 1
