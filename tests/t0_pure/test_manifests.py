@@ -95,7 +95,7 @@ def test_kustomization_lists_every_file_beside_it_and_nothing_else(kustomization
     listed = set(document.get("resources", ()))
     listed |= {patch["path"] for patch in document.get("patches", ()) if "path" in patch}
     listed |= {
-        entry.partition("=")[2] for made in document.get("configMapGenerator", ()) for entry in made.get("files", ())
+        entry.rpartition("=")[2] for made in document.get("configMapGenerator", ()) for entry in made.get("files", ())
     }
     folders = {name for name in listed if (kustomization.parent / name).is_dir()} | set(document.get("components", ()))
     beside = {str(file.relative_to(kustomization.parent)) for file in kustomization.parent.rglob("*.yaml")}
@@ -104,10 +104,11 @@ def test_kustomization_lists_every_file_beside_it_and_nothing_else(kustomization
         assert (kustomization.parent / folder / "kustomization.yaml").is_file(), folder
 
 
-def test_no_file_of_deploy_holds_an_object_without_a_kind() -> None:
-    patches = {"images-of-this-machine.yaml", "kustomization.yaml"}
-    for file in DEPLOY.rglob("*.yaml"):
-        if file.name not in patches and file.parent != BASE / "config":
+def test_every_file_is_an_object_a_patch_or_a_configuration() -> None:
+    others = {BASE / "config/node.yaml", BASE / "config/controller.yaml", DEPLOY / "overlays/example/node.yaml"}
+    others.add(DEPLOY / "overlays/test/images-of-this-machine.yaml")
+    for file in set(DEPLOY.rglob("*.yaml")) - others:
+        if file.name != "kustomization.yaml":
             for document in yaml.safe_load_all(file.read_text()):
                 assert {"apiVersion", "kind", "metadata"} <= set(document), file
 
@@ -119,8 +120,8 @@ ALLOWED = {
     ("ClusterRole", "fusecache-controller-reads", "", "nodes", "", "get list watch"),
     ("ClusterRole", "fusecache-controller-places", "", "pods", "", "patch"),
     ("ClusterRole", "fusecache-controller-places", "", "pods/status", "", "patch"),
-    ("ClusterRole", "fusecache-controller-places", "", "events", "", "create patch"),
-    ("Role", "fusecache-controller-lease", "coordination.k8s.io", "leases", "fusecache-controller", "get patch update"),
+    ("ClusterRole", "fusecache-controller-places", "", "events", "", "create"),
+    ("Role", "fusecache-controller-lease", "coordination.k8s.io", "leases", "fusecache-controller", "get update"),
     ("Role", "fusecache-controller-lease", "coordination.k8s.io", "leases", "", "create"),
 }
 """(kind, role, API group, resource, the only names it is for, verbs): all that anybody is given."""
@@ -239,6 +240,11 @@ def test_configurations_load_and_their_plans_can_be_made() -> None:
     assert node.controller.node_name == "gpu-node-7"
     assert controller.controller is None
     assert not controller.mounts
+
+
+def test_the_configuration_to_copy_is_the_one_of_the_base() -> None:
+    copied, ours = DEPLOY / "overlays/example/node.yaml", BASE / "config/node.yaml"
+    assert yaml.safe_load(copied.read_text()) == yaml.safe_load(ours.read_text())
 
 
 def test_ports_agree() -> None:
