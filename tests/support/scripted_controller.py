@@ -29,7 +29,9 @@ WAIT_S = 20.0
 class NodeStream:
     """One stream of a node."""
 
-    def __init__(self) -> None:
+    def __init__(self, peer: str) -> None:
+        self.peer = peer
+        """Address of the node's end of the connection."""
         self.reports: list[NodeReport] = []
         self.ended = False
         """The node is gone, or we ended it."""
@@ -127,7 +129,7 @@ class ScriptedController(locality_pb2_grpc.LocalityServicer):
     async def Report(
         self, requests: AsyncIterator[NodeReport], context: grpc.aio.ServicerContext[NodeReport, Directive]
     ) -> AsyncIterator[Directive]:
-        stream = NodeStream()
+        stream = NodeStream(context.peer())
         self.streams.append(stream)
         if self.refuse_with is not None:
             await context.abort(*self.refuse_with)
