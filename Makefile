@@ -5,7 +5,7 @@
 PYTHON := .venv/bin/python
 # Deepest level first, so that the first failure is the deepest cause. Two processes, a file each: most of the time is
 # waiting, and two cores are enough for them.
-LEVELS := tests/t0_pure tests/t1_rpc tests/t2_cache tests/t3_operations tests/t4_mount tests/t5_daemon tests/faults
+LEVELS := tests/t0_pure tests/t1_rpc tests/t2_cache tests/t3_operations tests/t4_mount tests/t5_daemon tests/t6_controller tests/faults
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

@@ -5,16 +5,23 @@
     |-- MountError                      exit 3   mount point or /dev/fuse can't be used
     |-- StateError                      exit 4   state folder or database can't be used
     |-- InterruptedWait                 exit 5   a bounded wait ended before what it waited for
-    `-- UpstreamError                   exit 6   Alluxio answered with an error, or did not answer
-        |-- NotFound                             path or id unknown (also: a UFS file that is gone)
-        |-- PermissionDenied                     Alluxio refuses this user
-        |-- AuthenticationFailed                 wrong scheme, user or impersonation: final, not retried
-        |-- InvalidRequest                       Alluxio calls our request malformed
-        |-- StaleId                              the id no longer names a live file
-        |-- Incomplete                           the file is still being written
-        |-- Unavailable                          nobody could answer within the budget
-        |-- ProtocolError                        what came back can't be true: lengths, names, offsets, ids
-        `-- VersionMismatch                      the server speaks another major protocol
+    |-- UpstreamError                   exit 6   Alluxio answered with an error, or did not answer
+    |   |-- NotFound                             path or id unknown (also: a UFS file that is gone)
+    |   |-- PermissionDenied                     Alluxio refuses this user
+    |   |-- AuthenticationFailed                 wrong scheme, user or impersonation: final, not retried
+    |   |-- InvalidRequest                       Alluxio calls our request malformed
+    |   |-- StaleId                              the id no longer names a live file
+    |   |-- Incomplete                           the file is still being written
+    |   |-- Unavailable                          nobody could answer within the budget
+    |   |-- ProtocolError                        what came back can't be true: lengths, names, offsets, ids
+    |   `-- VersionMismatch                      the server speaks another major protocol
+    `-- CoSchedulingError               exit 7   Kubernetes or the controller answered with an error, or did not answer
+        |-- ApiUnavailable                       no answer of the API server in time, or it asks to come later
+        |-- ApiRefused                           the API server does not know or does not allow this account
+        |-- ObjectMissing                        no such object
+        |-- PatchConflict                        the object changed meanwhile, or the API calls the change invalid
+        |-- WatchExpired                         the resource version is too old: list again
+        `-- ControllerUnavailable                no controller that leads answered in time
 
 Which errno an application sees is decided in `fusecache.fs.errno_map` alone. These classes carry no gRPC
 type, so that no layer above `alluxio` has to know the transport.
@@ -99,6 +106,41 @@ class ProtocolError(UpstreamError):
 
 class VersionMismatch(UpstreamError):
     """The server's service version is not the one this client speaks."""
+
+
+class CoSchedulingError(FusecacheError):
+    """Kubernetes' API server, or the controller, answered with an error or did not answer."""
+
+    exit_code = 7
+
+
+class ApiUnavailable(CoSchedulingError):
+    """The API server did not answer in time, failed, or asks to come later (429)."""
+
+
+class ApiRefused(CoSchedulingError):
+    """The API server does not know this account (401) or does not allow it the call (403)."""
+
+
+class ObjectMissing(CoSchedulingError):
+    """The object is not there (404)."""
+
+
+class PatchConflict(CoSchedulingError):
+    """The object is no longer as it was read (409, or 422 of a failed test), or the change is invalid (422).
+
+    The API server's answer does not tell these apart: read again.
+    """
+
+
+class WatchExpired(CoSchedulingError):
+    """What came after a resource version is no longer known (410): list again."""
+
+
+class ControllerUnavailable(CoSchedulingError):
+    """No controller that leads answered in time."""
+
+    advice = "give --controller HOST:PORT, and check that a controller runs and leads (/readyz)"
 
 
 def told(failure: FusecacheError) -> str:

@@ -121,6 +121,46 @@ METRICS: tuple[MetricSpec, ...] = (
         ("kind",),
         "Reports sent to the controller: full, delta (of `serve`, not of a mount).",
     ),
+    MetricSpec("fusecache_controller_leader", "gauge", (), "1 while this instance of the controller leads."),
+    MetricSpec("fusecache_controller_nodes_reporting", "gauge", (), "Nodes whose last report counts."),
+    MetricSpec("fusecache_controller_streams", "gauge", (), "Open streams of reports."),
+    MetricSpec(
+        "fusecache_controller_reports_total",
+        "counter",
+        ("result",),
+        "Reports received: taken, report_fully, invalid, gap, superseded, full.",
+    ),
+    MetricSpec("fusecache_controller_pods_waiting", "gauge", (), "Pods with our gate."),
+    MetricSpec(
+        "fusecache_controller_decisions_total",
+        "counter",
+        ("outcome",),
+        "Pods let go: placed on a chosen node, or released without.",
+    ),
+    MetricSpec(
+        "fusecache_controller_pod_wait_seconds",
+        "histogram",
+        ("outcome",),
+        "From a pod's creation to the removal of our gate, in seconds (creation is known to the second).",
+    ),
+    MetricSpec(
+        "fusecache_controller_conflicts_total",
+        "counter",
+        (),
+        "Changes that the API server did not take because the pod had changed, or because they are invalid.",
+    ),
+    MetricSpec(
+        "fusecache_controller_api_calls_total",
+        "counter",
+        ("method", "code"),
+        "Calls to the Kubernetes API by HTTP status, or `timeout` or `failed`.",
+    ),
+    MetricSpec(
+        "fusecache_controller_lists_total",
+        "counter",
+        ("resource",),
+        "Times that all objects of a kind were listed: at the start, and when a watch could not be resumed.",
+    ),
 )
 
 BUCKETS_S: tuple[float, ...] = (
@@ -128,6 +168,9 @@ BUCKETS_S: tuple[float, ...] = (
     30.0, 60.0, 120.0, 300.0,
 )  # fmt: skip
 """Upper bounds of histogram buckets in seconds: from a page-cache read (tens of us) to `read_budget_s`."""
+
+CONTROLLER_ROWS = "fusecache_controller_"
+"""Names of the controller's rows begin so; all others are of a node."""
 
 _SPECS: dict[str, MetricSpec] = {spec.name: spec for spec in METRICS}
 
@@ -238,13 +281,14 @@ class Metrics:
         return generate_latest(registry).decode()
 
     def _numbers(self, spec: MetricSpec) -> list[tuple[Labels, float]]:
-        """Counters and gauges of one row."""
+        """Counters and gauges of one row. Rows of the controller are never shown unused: only a controller has them."""
         with self._lock:
             cells: list[tuple[Labels, float]] = [
                 *((labels, counter.value) for labels, counter in self._counters.get(spec.name, {}).items()),
                 *((labels, gauge.value) for labels, gauge in self._gauges.get(spec.name, {}).items()),
             ]
-        if self._show_unused and not cells and not spec.labels and spec.kind != "histogram":
+        shown = self._show_unused and not spec.name.startswith(CONTROLLER_ROWS)
+        if shown and not cells and not spec.labels and spec.kind != "histogram":
             cells.append(((), 0))
         return cells
 

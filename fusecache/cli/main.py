@@ -1,7 +1,7 @@
 """The command `fusecache`: finds the sub-command, runs it, turns what it raises into one line and an exit code.
 
     exit 0    done
-    exit 1-6  an error of `fusecache.errors`: one line `fusecache: ...` on standard error, no traceback
+    exit 1-7  an error of `fusecache.errors`: one line `fusecache: ...` on standard error, no traceback
     exit 70   a bug: the traceback
     exit 130  Ctrl-C
 
@@ -54,6 +54,9 @@ COMMANDS: dict[str, Command] = {
     "stat": Command("look", "stat", "Show one file or folder as Alluxio sees it."),
     "doctor": Command("doctor", "doctor", "Check machine and cluster; say what to change."),
     "embedded": Command("embedded", "embedded", "Run the embedded Alluxio-compatible server over a folder."),
+    "controller": Command("controller", "controller", "Place training pods where their data is."),
+    "locality": Command("locality", "locality", "Show how many bytes of which data set each node holds."),
+    "explain": Command("explain", "explain", "Say why a pod was placed where it was."),
     "config": Command("config", "config", "Show or check the configuration."),
     "version": Command("version", "version", "Show the version."),
     "completion": Command("completion", "completion", "Print the completion script of a shell."),
