@@ -7,6 +7,7 @@ build is never taken for a whole one. A Go that is too old for Kubernetes fetche
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -34,14 +35,23 @@ TOOLCHAIN = f"golang.org/toolchain@v0.0.1-go{GO_VERSION}.linux-amd64"
 def folder() -> Path:
     """Where the programs lie; builds them when needed. RuntimeError with Go's last words when that fails."""
     ready = cache_folder() / f"kubernetes-{VERSION}"
-    if not all((ready / program).is_file() for program in PROGRAMS):
-        build(ready)
+    if _is_whole(ready):
+        return ready
+    ready.parent.mkdir(parents=True, exist_ok=True)
+    with ready.with_name(f"{ready.name}.lock").open("w") as lock:
+        # Two builds at a time would take each twice as long.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not _is_whole(ready):
+            build(ready)
     return ready
+
+
+def _is_whole(ready: Path) -> bool:
+    return all((ready / program).is_file() for program in PROGRAMS)
 
 
 def build(ready: Path) -> None:
     """Compile PROGRAMS into `ready`."""
-    ready.parent.mkdir(parents=True, exist_ok=True)
     print(f"building Kubernetes {VERSION} into {ready} (once; minutes)", file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory(dir=ready.parent, prefix=f"{ready.name}.") as scratch:
         module = Path(scratch) / "module"
@@ -56,12 +66,7 @@ def build(ready: Path) -> None:
         _run([go(), *arguments], module)
         if ready.is_dir():
             shutil.rmtree(ready)  # of an older list of programs
-        try:
-            programs.rename(ready)
-        except OSError:
-            # Another run was faster; its folder is as good.
-            if not ready.is_dir():
-                raise
+        programs.rename(ready)
 
 
 def go() -> str:

@@ -20,7 +20,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -34,6 +34,7 @@ BOXES = 64
 START_S = 30.0
 STOP_S = 10.0
 POLL_S = 0.05
+NAMESPACES = ("--pid", "--mount", "--net", "--uts", "--ipc")
 CGROUPS = Path("/sys/fs/cgroup")
 
 
@@ -91,6 +92,7 @@ class Box:
         self.folder = folder
         self.number = -1
         self._process: subprocess.Popen[bytes] | None = None
+        self._init_pid = 0
         self._programs: list[Program] = []
 
     @property
@@ -118,15 +120,11 @@ class Box:
         """The control group that everything the kubelet starts lies in."""
         return f"/fusecache-box-{self.number}"
 
-    @property
-    def pid(self) -> int:
-        """The box's first process, as this machine sees it."""
-        return self._record_pid
-
     def __enter__(self) -> Box:
         check_machine()
         clean_up_after_the_dead()
-        self.folder.mkdir(parents=True)
+        if self.folder.exists():
+            raise RuntimeError(f"{self.folder} exists; a box's folder is made and removed with it")
         try:
             self._start()
         except BaseException:
@@ -140,9 +138,9 @@ class Box:
         for program in reversed(self._programs):
             program.stop()
         if self._process is not None:
-            if self._record_pid:
+            if self._init_pid:
                 with suppress(ProcessLookupError):
-                    os.kill(self._record_pid, signal.SIGKILL)
+                    os.kill(self._init_pid, signal.SIGKILL)
             self._process.kill()
             self._process.wait()
         if self.number >= 0:
@@ -153,25 +151,15 @@ class Box:
         return records() / f"{self.number}.json"
 
     def _start(self) -> None:
-        self._record_pid = 0
         self._claim_number()
+        self.folder.mkdir(parents=True)
         log = (self.folder / "box.log").open("wb")
         # pdeathsig: the box ends with this process, whatever ends it.
         with log:
             self._process = subprocess.Popen(
                 [
                     *("setpriv", "--pdeathsig", "KILL"),
-                    *(
-                        "unshare",
-                        "--fork",
-                        "--kill-child=KILL",
-                        "--pid",
-                        "--mount-proc",
-                        "--mount",
-                        "--net",
-                        "--uts",
-                        "--ipc",
-                    ),
+                    *("unshare", "--fork", "--kill-child=KILL", "--mount-proc", *NAMESPACES),
                     *(sys.executable, box_init.__file__, str(self.folder)),
                 ],
                 stdin=subprocess.DEVNULL,
@@ -186,7 +174,7 @@ class Box:
                 self._process.wait()
                 raise RuntimeError(f"the box did not start:\n{(self.folder / 'box.log').read_text(errors='replace')}")
         number = self._process.pid
-        self._record_pid = int(Path(f"/proc/{number}/task/{number}/children").read_text().split()[0])
+        self._init_pid = int(Path(f"/proc/{number}/task/{number}/children").read_text().split()[0])
         self._write_record()
         self._connect()
 
@@ -195,33 +183,35 @@ class Box:
         for number in range(BOXES):
             self.number = number
             try:
-                with self._record_path.open("x"):
-                    pass
+                self._write_record(os.link)
             except FileExistsError:
                 continue
-            self._write_record()
             return
         self.number = -1
         raise RuntimeError(f"{BOXES} boxes exist already: {records()}")
 
-    def _write_record(self) -> None:
+    def _write_record(self, publish: Callable[[Path, Path], None] = os.replace) -> None:
         record = {
             "owner": identity(os.getpid()),
-            "init": identity(self._record_pid) if self._record_pid else None,
+            "init": identity(self._init_pid) if self._init_pid else None,
             "folder": str(self.folder),
             "cgroup": self.cgroup,
             "link": self._link,
         }
-        fresh = self._record_path.with_suffix(".new")
+        # Whole from the first moment on: whoever reads it may be cleaning up.
+        fresh = records() / f".{os.getpid()}"
         fresh.write_text(json.dumps(record))
-        fresh.replace(self._record_path)
+        try:
+            publish(fresh, self._record_path)
+        finally:
+            fresh.unlink(missing_ok=True)
 
     @property
     def _link(self) -> str:
         return f"fusecache{self.number}"
 
     def _connect(self) -> None:
-        _ip("link", "add", self._link, "type", "veth", "peer", "name", "eth0", "netns", str(self._record_pid))
+        _ip("link", "add", self._link, "type", "veth", "peer", "name", "eth0", "netns", str(self._init_pid))
         _ip("address", "add", f"{self.gateway}/24", "dev", self._link)
         _ip("link", "set", self._link, "up")
         _ip("route", "add", self.service_network, "via", self.address)
@@ -231,7 +221,7 @@ class Box:
 
     def enter(self) -> list[str]:
         """The command that runs another one in the box."""
-        return ["nsenter", f"--target={self._record_pid}", "--pid", "--mount", "--net", "--uts", "--ipc", "--"]
+        return ["nsenter", f"--target={self._init_pid}", *NAMESPACES, "--"]
 
     def run(
         self, *command: str | Path, timeout_s: float = 60.0, check: bool = True
@@ -270,7 +260,7 @@ class Box:
 
     def processes(self) -> dict[int, str]:
         """Pid (as this machine sees it) and command line of everything that runs in the box."""
-        inside = os.readlink(f"/proc/{self._record_pid}/ns/pid")
+        inside = os.readlink(f"/proc/{self._init_pid}/ns/pid")
         found = {}
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
@@ -289,7 +279,7 @@ def check_machine() -> None:
     if missing:
         raise RuntimeError(f"{', '.join(missing)} not installed (.ci/prepare cluster)")
     tried = subprocess.run(
-        ["unshare", "--fork", "--pid", "--mount-proc", "--mount", "--net", "--uts", "--ipc", "true"],
+        ["unshare", "--fork", "--mount-proc", *NAMESPACES, "true"],
         capture_output=True,
         text=True,
         check=False,
@@ -322,8 +312,8 @@ def clean_up_after_the_dead() -> None:
     for path in sorted(records().glob("*.json")):
         try:
             owner = json.loads(path.read_text())["owner"]
-        except (FileNotFoundError, ValueError):
-            continue  # another run is just starting or ending
+        except FileNotFoundError:
+            continue  # its run has just ended
         if not lives(owner):
             print(f"cleaning up after process {owner[0]}, which was killed", file=sys.stderr, flush=True)
             remove_remains(path)
@@ -343,7 +333,8 @@ def remove_remains(path: Path) -> None:
     left = [point for point in mounted if point.startswith(f"{folder}/")]
     if left:
         raise RuntimeError(f"still mounted: {', '.join(left)}")
-    shutil.rmtree(folder, ignore_errors=False) if folder.exists() else None
+    if folder.exists():
+        shutil.rmtree(folder)
     path.unlink()
 
 
@@ -360,8 +351,7 @@ def remove_cgroups(name: str) -> bool:
     return not any((root / name.lstrip("/")).exists() for root in roots)
 
 
-def _wait_until(condition: object, else_: str) -> None:
-    assert callable(condition)
+def _wait_until(condition: Callable[[], bool], else_: str) -> None:
     deadline = time.monotonic() + STOP_S
     while not condition():
         if time.monotonic() > deadline:

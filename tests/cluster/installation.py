@@ -15,6 +15,7 @@ from pathlib import Path
 import yaml
 
 from tests.cluster import simulated_nodes
+from tests.cluster.api import Object
 from tests.cluster.box import Program
 from tests.cluster.world import World
 from tests.support.mounting import command
@@ -160,12 +161,7 @@ def _patch(api_version: str, kind: str, name: str, spec: dict[str, object]) -> d
     return {"target": {"kind": kind, "name": name}, "patch": yaml.safe_dump(document)}
 
 
-def reads_all(path: str) -> list[str]:
-    """A command that prints the sha256 of every file below `path`, in byte order of names."""
-    return ["sh", "-c", f"cd {path} && find . -type f | LC_ALL=C sort | xargs sha256sum"]
-
-
-def training_pod(name: str, dataset: str, command_line: list[str], **spec: object) -> dict[str, object]:
+def training_pod(name: str, dataset: str, command_line: list[str]) -> Object:
     """A pod as deploy/examples/training makes it: waits for its data set, then runs `command_line`."""
     mount = {
         "name": "fusecache",
@@ -201,6 +197,5 @@ def training_pod(name: str, dataset: str, command_line: list[str], **spec: objec
             "initContainers": [waiting],
             "containers": [training],
             "volumes": [{"name": "fusecache", "hostPath": {"path": MOUNTS, "type": "Directory"}}],
-            **spec,
         },
     }

@@ -13,6 +13,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
+from kubernetes import client, config
+
 from tests.cluster import binaries, node, simulated_nodes
 from tests.cluster.api import NODES, Api
 from tests.cluster.box import Box
@@ -30,7 +32,9 @@ class World:
     control_plane: ControlPlane
     node: Node | None
     api: Api
-    """As administrator."""
+    """As administrator; plain JSON."""
+    core: client.CoreV1Api
+    """As administrator; the client library that the controller uses."""
     kubeconfig: Path
     """Of an administrator."""
 
@@ -59,6 +63,8 @@ class World:
         self.control_plane.start()
         self.kubeconfig = self.control_plane.admin
         self.api = self.control_plane.api()
+        self.core = client.CoreV1Api(config.new_client_from_config(str(self.kubeconfig)))
+        self._stack.callback(self.core.api_client.close)
         self.node = None
         if self._real_node:
             self.node = Node(self.box, self._programs, self.control_plane)

@@ -1,0 +1,33 @@
+"""A training pod goes to the node that has its data, and reads exactly that data."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cluster import node
+from tests.cluster.conftest import DATASETS
+from tests.cluster.installation import MOUNT, training_pod
+from tests.cluster.stories import GATE, Stories, gates, reads_all, sums_of
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def test_a_gated_pod_is_released_to_the_node_with_the_data_and_reads_it(stories: Stories) -> None:
+    source = stories.installation.served / "imagenet"
+    files, size_bytes = DATASETS["imagenet"]
+    # The node holds the data: somebody on it has read it.
+    assert stories.read_on_node("imagenet") == sums_of(source)
+    stories.wait_held("imagenet", node.NAME, files * size_bytes)
+
+    created = stories.create(training_pod("reader", "imagenet", reads_all(f"/mnt/fusecache/{MOUNT}/imagenet")))
+    assert gates(created) == [GATE]  # by the policy: the manifest has none
+    assert stories.wait_bound("reader") == node.NAME
+    stories.wait_phase("reader", "Succeeded")
+
+    assert stories.log("reader") == sums_of(source)
+    ended = stories.read("reader")
+    assert gates(ended) == []
+    decision = stories.decision(ended)
+    assert (decision["state"], decision["node"], decision["bytes"]) == ("placed", node.NAME, files * size_bytes)
+    print(f"created to bound: {stories.created_to_bound_s(ended):g} s")
+    stories.delete("reader")
