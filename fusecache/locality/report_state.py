@@ -24,6 +24,10 @@ TIERS: Mapping[str, pb.Tier] = {
 """Tiers as `Holdings` and as the protocol name them; one that the protocol does not have is not told."""
 
 
+MAX_TEXT = 1024
+"""Characters of a path or reason that are told."""
+
+
 class Verdict(Enum):
     """What became of a directive."""
 
@@ -77,7 +81,10 @@ class ReportState:
             session=self._session,
             sequence=self._sequence,
             full=told is None,
-            mounts=[pb.Mount(mountpoint=m.mountpoint, ready=m.ready, reason=m.reason) for m in holdings.mounts],
+            mounts=[
+                pb.Mount(mountpoint=_text(mount.mountpoint), ready=mount.ready, reason=_text(mount.reason))
+                for mount in holdings.mounts
+            ],
             datasets=[dataset for name, dataset in datasets.items() if told is None or told.get(name) != dataset],
             removed_datasets=[name for name in told or () if name not in datasets],
             capacities=[
@@ -89,6 +96,11 @@ class ReportState:
         )
         self._told = datasets
         return report
+
+
+def _text(text: str) -> str:
+    """As the protocol can carry it: a path may have bytes that are no UTF-8, and a reason may be long."""
+    return text.encode("utf-8", "replace").decode()[:MAX_TEXT]
 
 
 def _dataset(holding: DatasetHolding) -> pb.DatasetReport:

@@ -10,16 +10,16 @@ It judges nothing: sequences, epochs and expiry are for the test to look at.
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import grpc
 
 from fusecache.pb.locality import locality_pb2_grpc
 from fusecache.pb.locality.locality_pb2 import DatasetReport, Directive, NodeReport, ReportFully
+from tests.support.loop_thread import LoopThread
 
 T = TypeVar("T")
 
@@ -66,8 +66,7 @@ class ScriptedController(locality_pb2_grpc.LocalityServicer):
         self.streams: list[NodeStream] = []
         self.refuse_with: tuple[grpc.StatusCode, str] | None = None
         """Every new stream ends with this."""
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="scripted-controller")
+        self._loop = LoopThread("scripted-controller")
         self._server: grpc.aio.Server | None = None
 
     @property
@@ -75,7 +74,7 @@ class ScriptedController(locality_pb2_grpc.LocalityServicer):
         return f"127.0.0.1:{self._port}"
 
     def __enter__(self) -> ScriptedController:
-        self._thread.start()
+        self._loop.start()
         self.start()
         return self
 
@@ -83,21 +82,19 @@ class ScriptedController(locality_pb2_grpc.LocalityServicer):
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        self._loop.stop()
 
     def start(self) -> None:
         """Listen (again)."""
-        self._do(self._start())
+        self._loop.do(self._start)
 
     def stop(self) -> None:
         """Cut every stream and stop listening."""
-        self._do(self._stop())
+        self._loop.do(self._stop)
 
     def order(self, stream: NodeStream, order: Directive | tuple[grpc.StatusCode, str]) -> None:
         """Send a directive, or end the stream with a status."""
-        self._loop.call_soon_threadsafe(stream.orders.put_nowait, order)
+        self._loop.soon(lambda: stream.orders.put_nowait(order))
 
     def wait(self, condition: Callable[[], T], what: str, timeout_s: float = WAIT_S) -> T:
         """The first true value of `condition`; AssertionError with all reports when there is none in time."""
@@ -164,9 +161,6 @@ class ScriptedController(locality_pb2_grpc.LocalityServicer):
         if self._server is not None:
             await self._server.stop(None)
             self._server = None
-
-    def _do(self, work: Coroutine[Any, Any, None]) -> None:
-        asyncio.run_coroutine_threadsafe(work, self._loop).result(WAIT_S)
 
 
 def report_fully(*, epoch: int = 1, directive_id: str = "1", expires_after_ms: int = 0) -> Directive:

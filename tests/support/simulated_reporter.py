@@ -15,20 +15,16 @@ from __future__ import annotations
 
 import asyncio
 import random
-import threading
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from types import TracebackType
-from typing import TypeVar
 
 from fusecache.clock import SystemClock
 from fusecache.locality.holdings import DatasetHolding, Holdings, MountState, TierRoom
 from fusecache.locality.report_state import ReportState
 from fusecache.locality.reporter import Reporter
 from fusecache.metrics import Metrics
+from tests.support.loop_thread import LoopThread
 
-T = TypeVar("T")
-
-CALL_S = 20.0
 MOUNTPOINT = "/var/lib/fusecache/mounts/data"
 CAPACITY_BYTES = 1 << 40
 VERSION = "simulated"
@@ -62,12 +58,11 @@ class SimulatedNodes:
         self._address = address
         self._interval_s = interval_s
         self._nodes = {name: _Node() for name in names}
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="simulated-nodes")
+        self._loop = LoopThread("simulated-nodes")
         self.metrics = Metrics()
 
     def __enter__(self) -> SimulatedNodes:
-        self._thread.start()
+        self._loop.start()
         for name in self._nodes:
             self.start(name)
         return self
@@ -75,10 +70,8 @@ class SimulatedNodes:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._do(self._cancel_all)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        self._loop.do(self._cancel_all)
+        self._loop.stop()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -112,7 +105,7 @@ class SimulatedNodes:
         """Report without waiting for the interval."""
         reporter = self._nodes[node].reporter
         if reporter is not None:
-            self._loop.call_soon_threadsafe(reporter.report_now)
+            self._loop.soon(reporter.report_now)
 
     def start(self, node: str) -> None:
         """A node (again): a reporter with a session of its own."""
@@ -131,7 +124,7 @@ class SimulatedNodes:
             )
             found.task = asyncio.create_task(found.reporter.run(), name=node)
 
-        self._do(begin)
+        self._loop.do(begin)
 
     def stop(self, node: str) -> None:
         """The node dies: its connection ends, without a last report."""
@@ -139,7 +132,7 @@ class SimulatedNodes:
         async def cancel() -> None:
             await self._cancel(self._nodes[node])
 
-        self._do(cancel)
+        self._loop.do(cancel)
 
     def end(self, node: str, reason: str = "the node's daemon ends") -> None:
         """The node ends in order: its last report says that nothing is served any longer."""
@@ -150,7 +143,7 @@ class SimulatedNodes:
                 found.reporter.end(reason)
                 await found.task
 
-        self._do(finish)
+        self._loop.do(finish)
 
     async def _cancel_all(self) -> None:
         for node in self._nodes.values():
@@ -161,9 +154,3 @@ class SimulatedNodes:
             node.task.cancel()
             await asyncio.gather(node.task, return_exceptions=True)
             node.task = node.reporter = None
-
-    def _do(self, work: Callable[[], Awaitable[T]]) -> T:
-        async def run() -> T:
-            return await work()
-
-        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(CALL_S)

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import random
+import socket
+import threading
 from collections.abc import Iterator
 
 import grpc
 import pytest
 
+from fusecache.clock import SystemClock
+from fusecache.locality.holdings import Holdings
+from fusecache.locality.report_state import ReportState
+from fusecache.locality.reporter import Reporter, ReportingThread
+from fusecache.metrics import Metrics
 from fusecache.pb.locality.locality_pb2 import Directive
+from tests.support.faulty_proxy import FaultyProxy
 from tests.support.log_noise import Declare
 from tests.support.scripted_controller import ScriptedController, report_fully
 from tests.support.simulated_reporter import SimulatedNodes
@@ -133,9 +142,56 @@ def test_controller_that_is_gone_and_back_is_found(
     nodes.set_bytes("node-1", "a", 42)
     controller.start()
     assert controller.stream(1).local_bytes("a") == 42
+    controller.wait(lambda: nodes.metrics.snapshot()[up] == 1, "the stream is up again")
     counts = nodes.metrics.snapshot()
     assert counts["fusecache_locality_reports_total{kind=full}"] == 2
     assert counts["fusecache_locality_reports_total{kind=delta}"] >= 2
+
+
+def test_controller_that_falls_silent_is_noticed_and_left(
+    controller: ScriptedController, expected_logs: Declare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected_logs(r"controller_stream_failed", count=1)
+    monkeypatch.setattr("fusecache.rpc.channel.CONTROLLER_KEEPALIVE_S", 1)
+    monkeypatch.setattr("fusecache.rpc.channel.CONTROLLER_KEEPALIVE_TIMEOUT_S", 1)
+    with (
+        FaultyProxy(controller.address) as proxy,
+        SimulatedNodes(proxy.target, ["node-1"], interval_s=INTERVAL_S) as nodes,
+    ):
+        up = f"fusecache_locality_stream_up{{controller={proxy.target}}}"
+        controller.stream(reports=3)
+        proxy.black_hole()
+        controller.wait(lambda: nodes.metrics.snapshot()[up] == 0, "the silence is noticed")
+        assert proxy.swallowed_bytes > 0
+        proxy.heal()
+        assert controller.stream(1, reports=2).reports[0].full
+
+
+def test_thread_ends_in_time_though_the_controller_never_answers(expected_logs: Declare) -> None:
+    metrics = Metrics()
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        address = f"127.0.0.1:{deaf.getsockname()[1]}"
+
+        def make() -> Reporter:
+            state = ReportState("node-1", session=1, version="test")
+            return Reporter(
+                address,
+                state,
+                lambda: Holdings((), {}, {}),
+                interval_s=1.0,
+                metrics=metrics,
+                clock=SystemClock(),
+                rng=random.Random(0),
+            )
+
+        thread = ReportingThread(make)
+        thread.start()
+        connection, _ = deaf.accept()  # it is connected, and waits for an HTTP/2 answer
+        with connection:
+            thread.report_now()
+            thread.stop("the test ends")
+    assert not any(other.name == "locality-reports" for other in threading.enumerate())
+    assert metrics.snapshot().get("fusecache_locality_reports_total{kind=full}", 0) == 0
 
 
 def test_node_that_ends_says_so_and_one_that_dies_does_not(
