@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -112,7 +113,7 @@ class BlockSources:
             self._workers.suspect(source.worker, str(error))
 
     def served(self, source: Source, block: Block, *, stored: bool) -> None:
-        """Have the block stored where the settings want it, if it is not."""
+        """Have the block stored where the settings want it, if it is not. Does not wait: the thread is grpc's."""
         self._workers.trust(source.worker)
         if source.ufs and stored:
             self._remember_holder(block, source.worker.worker_id)
@@ -120,7 +121,13 @@ class BlockSources:
             return
         target = self._store_at(source, stored=stored)
         if target is not None and self._first_request(block.block_id):
-            self.request(target, block, source.worker, Budget(self._clock, self._policy.cache_try_s))
+            # A login may be needed first.
+            threading.Thread(
+                target=self.request,
+                args=(target, block, source.worker, Budget(self._clock, self._policy.cache_try_s)),
+                name=f"cache-{block.block_id}",
+                daemon=True,
+            ).start()
 
     def request(self, target: BlockWorkerInfo, block: Block, origin: BlockWorkerInfo, budget: Budget) -> None:
         """Send a Cache call to `target` and don't wait for it."""

@@ -54,7 +54,10 @@ class Sources(Protocol):
         ...
 
     def served(self, source: Source, block: Block, *, stored: bool) -> None:
-        """The range has come, the last bytes of it from `source`; `stored`: it keeps the block by itself."""
+        """The range has come, the last bytes of it from `source`; `stored`: it keeps the block by itself.
+
+        Called in a thread of grpc's: must not wait for anything.
+        """
         ...
 
 
@@ -149,7 +152,7 @@ class BlockStream:
             raise
         self.position += wanted
         if self._received == self.end and self._call is not None:
-            self._complete(self._call, budget)
+            self._complete(self._call)
         if len(parts) == 1 and isinstance(parts[0], bytes):
             return parts[0]
         return b"".join(parts)
@@ -288,10 +291,11 @@ class BlockStream:
             f" {self._last_reason}"
         )
 
-    def _complete(self, call: ReadCall, budget: Budget) -> None:
+    def _complete(self, call: ReadCall) -> None:
         self._call = None
-        ended_well = call.finish(budget)
-        self._sources.served(call.source, self._block, stored=call.stores and ended_well)
+        call.finish(
+            lambda ended_well: self._sources.served(call.source, self._block, stored=call.stores and ended_well)
+        )
 
     def _rewind(self) -> None:
         call, self._call = self._call, None

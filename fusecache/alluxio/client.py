@@ -17,6 +17,7 @@ import getpass
 import math
 import os
 import random
+import threading
 from collections.abc import Callable, Iterator, Sequence
 
 import grpc
@@ -228,18 +229,25 @@ class AlluxioClient:
 
     def _learn_from(self, block: Block) -> None:
         """This node's block worker has just stored a block: when its file is not found in a folder known by now (a
-        block worker may have several), ask where it lies."""
-        if not self._settings.zero_rpc_reads or self._clock.now() < self._learn_again_at:
+        block worker may have several), ask where it lies. Does not wait for the answer."""
+        now = self._clock.now()
+        if not self._settings.zero_rpc_reads or now < self._learn_again_at:
             return
         descriptor = self._local.open(block)
-        if descriptor is None:
-            with contextlib.suppress(UpstreamError):  # the block was read; an unknown folder costs later reads only
-                budget = Budget(self._clock, self._settings.rpc_try_s)
-                descriptor = self.learn_local(block._replace(locations=()), budget)
-        if descriptor is None:
-            self._learn_again_at = self._clock.now() + LEARN_PAUSE_S
-        else:
+        if descriptor is not None:
             os.close(descriptor)
+            return
+        self._learn_again_at = now + LEARN_PAUSE_S
+        threading.Thread(target=self._learn, args=(block,), name="learn-tier-folder", daemon=True).start()
+
+    def _learn(self, block: Block) -> None:
+        """In a thread: where this node's block worker has put a block."""
+        with contextlib.suppress(UpstreamError):  # the block was read; an unknown folder costs later reads only
+            budget = Budget(self._clock, self._settings.rpc_try_s)
+            descriptor = self.learn_local(block._replace(locations=()), budget)
+            if descriptor is not None:
+                os.close(descriptor)
+                self._learn_again_at = -math.inf
 
     def close(self) -> None:
         """End every call and close every connection."""

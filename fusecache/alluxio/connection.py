@@ -42,6 +42,14 @@ class AnswerStream(Protocol[_AnswerOnly]):
         """End the call; thread-safe and idempotent."""
         ...
 
+    def add_done_callback(self, report: Callable[[Any], None]) -> None:
+        """Have `report(stream)` called in a grpc thread when the call has ended; at once when it already has."""
+        ...
+
+    def code(self) -> grpc.StatusCode:
+        """How the call ended; waits until it has."""
+        ...
+
 
 class _Session:
     """What calls need to know: metadata to send, and the SASL stream behind it (None = authentication is off)."""

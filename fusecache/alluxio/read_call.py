@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import queue
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import grpc
 
@@ -39,8 +39,8 @@ ATTEMPT_S = 900.0
 """Deadline of one ReadBlock call, whoever forgets it: after it the stream resumes with another call."""
 
 LAST_WORD_S = 5.0
-"""How long the end of a call is awaited after its last byte, as Alluxio's own client does: the block worker commits
-a block that it has just read from the under storage before it ends the call."""
+"""How long the end of a call is awaited after its last byte: the block worker commits a block that it has just read
+from the under storage before it ends the call. Alluxio's own client lets the reader wait for that; here nobody does."""
 
 LAST_WORD_OF_HOLDER_S = 1.0
 """The same when there is nothing to commit: only a server that is in trouble needs as long."""
@@ -206,26 +206,30 @@ class ReadCall:
             self._requests.acknowledge(self._position)
         return data
 
-    def finish(self, budget: Budget) -> bool:
-        """All bytes have come: end the request side, and let the server end the call. True when it did so with OK."""
+    def finish(self, on_end: Callable[[bool], None]) -> None:
+        """All bytes have come: end the request side, and let the server end the call.
+
+        Returns at once. `on_end(ended well)` is called when the server has ended it or its time is over (not when the
+        client is closed meanwhile), in a thread that must not be held up: every stream of the connection waits for it.
+        """
+        self._over = True
         self._requests.end()
-        limit_s = LAST_WORD_S if self.stores else LAST_WORD_OF_HOLDER_S
-        self._watched.deadline = self._clock.now() + min(limit_s, budget.remaining_s())
-        try:
-            surplus = next(self._stream, None)
-        except grpc.RpcError as error:
-            # The bytes are there and counted: how the call ended matters to the statistics and to the session only.
-            self._over = True
-            with contextlib.suppress(UpstreamError):
-                self._call.failed(error)
-            return False
+        self._watched.deadline = self._clock.now() + (LAST_WORD_S if self.stores else LAST_WORD_OF_HOLDER_S)
+        self._stream.add_done_callback(lambda stream: self._ended(stream, on_end))
+
+    def _ended(self, stream: Any, on_end: Callable[[bool], None]) -> None:
+        """The bytes are there and counted: how the call ended matters to the statistics and to the session only."""
+        self._watch.remove(self._watched)
+        well = stream.code() is grpc.StatusCode.OK
+        if well:
+            self._call.succeeded()
+        elif self._watched.fired:
+            self._call.cancelled()
         else:
-            if surplus is None:
-                self._over = True
-                self._call.succeeded()
-            return surplus is None
-        finally:
-            self.abort()
+            with contextlib.suppress(UpstreamError):
+                self._call.failed(stream)
+        if not self._watch.closed:
+            on_end(well)
 
     def abort(self) -> None:
         """Nobody wants more bytes. Idempotent."""

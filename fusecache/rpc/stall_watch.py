@@ -60,6 +60,11 @@ class StallWatch:
             watched.fire()
         return watched
 
+    @property
+    def closed(self) -> bool:
+        """True once whoever owns the calls has ended."""
+        return self._closed
+
     def remove(self, watched: Watched) -> None:
         """The call has ended."""
         with self._condition:

@@ -52,6 +52,7 @@ def test_read_whole_block_is_exact_and_not_half_closed(
     assert read_all(client, budget) == DATA
     (seen,) = holder.reads
     assert not seen.half_closed_early
+    wait_for_the_end(metrics)
     assert total(metrics, "fusecache_rpcs_total{method=ReadBlock,code=OK}") == 1
 
 
@@ -236,6 +237,16 @@ def test_ufs_options_only_a_whole_block_is_stored_while_it_is_read(
     assert not holder.reads[0].request.promote
 
 
+def wait_for_the_end(metrics: Metrics) -> None:
+    """Until a ReadBlock call has ended with OK: the reader itself does not wait for that."""
+    waiting = threading.Event()
+    for _ in range(500):
+        if total(metrics, "fusecache_rpcs_total{method=ReadBlock,code=OK}"):
+            return
+        waiting.wait(0.01)
+    raise AssertionError("no ReadBlock call has ended")
+
+
 def wait_for_calls(server: ScriptedAlluxio, method: str, count: int) -> list[Any]:
     waiting = threading.Event()
     for _ in range(500):
@@ -269,6 +280,7 @@ def test_cache_is_not_requested_when_there_is_no_need(
     master: ScriptedAlluxio,
     make_client: MakeClient,
     budget: Budget,
+    metrics: Metrics,
     settings: dict[str, Any],
     locations: tuple[int, ...],
     offset: int,
@@ -276,6 +288,7 @@ def test_cache_is_not_requested_when_there_is_no_need(
     client = make_client(master, settings=settings)
     stream = client.open_stream(block(BLOCK_ID, len(DATA), locations), offset, len(DATA) - offset, budget)
     stream.read(len(DATA), budget)
+    wait_for_the_end(metrics)
     client.close()
     assert holder.reads
     assert not holder.calls("Cache")
@@ -288,6 +301,7 @@ def test_passive_cache_copies_to_this_node_only_when_switched_on(
     servers: list[ScriptedAlluxio],
     make_client: MakeClient,
     budget: Budget,
+    metrics: Metrics,
     passive_cache: bool,
 ) -> None:
     mine = add_worker(master, servers, 2)
@@ -295,6 +309,7 @@ def test_passive_cache_copies_to_this_node_only_when_switched_on(
     master.workers[1].address.containerHost = b"127.0.0.1"
     client = make_client(master, settings={"passive_cache": passive_cache}, node_hosts=("127.0.0.2",))
     client.open_stream(block(BLOCK_ID, len(DATA), (1,)), 0, 1000, budget).read(1000, budget)
+    wait_for_the_end(metrics)
     if passive_cache:
         (request,) = wait_for_calls(mine, "Cache", 1)
         assert f"127.0.0.1:{request.source_port}" == holder.target

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import grpc
@@ -256,4 +257,9 @@ def test_read_through_the_ufs_that_was_stored_here_teaches_the_folder(
     holder.blocks[BLOCK_ID] = b"block"
     cold = block(BLOCK_ID, 5)
     assert here.open_stream(cold, 0, 5, budget).read(5, budget) == b"block"
-    assert content_of(here.open_local(cold)) == b"block"
+    # The read does not wait for that.
+    for _ in range(500):
+        if (descriptor := here.open_local(cold)) is not None:
+            break
+        sleep(0.01)
+    assert content_of(descriptor) == b"block"
