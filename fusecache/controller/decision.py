@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from fusecache.controller.model import DECISION, GATE, Pod
-from fusecache.controller.planner import Choice
+from fusecache.controller.planner import Candidate, Choice
 from fusecache.controller.verdict import Wish
 
 ANNOTATION_BYTES = 4096
@@ -106,6 +106,26 @@ class Written(NamedTuple):
     state: str
     node_name: str
     reason: str
+    document: Mapping[str, Any]
+    """All of it; what is not above is unchecked."""
+
+    def candidates(self) -> list[Candidate]:
+        """The nodes it names: the chosen one, the next, and those refused."""
+        found = []
+        if self.node_name:
+            found.append(_candidate({**self.document, "because": ""}))
+        if isinstance(runner_up := self.document.get("runner_up"), dict):
+            found.append(_candidate(runner_up))
+        if isinstance(refused := self.document.get("refused"), list):
+            found += [_candidate(one) for one in refused if isinstance(one, dict)]
+        return found
+
+
+def _candidate(document: Mapping[str, Any]) -> Candidate:
+    held_bytes = document.get("bytes")
+    if not isinstance(held_bytes, int) or not 0 <= held_bytes < 1 << 63:
+        held_bytes = 0
+    return Candidate(str(document.get("node", "")), held_bytes, str(document.get("because", "")))
 
 
 def read_annotation(text: str | None) -> Written | None:
@@ -115,9 +135,14 @@ def read_annotation(text: str | None) -> Written | None:
         state, node_name, reason = document["state"], document["node"], document["reason"]
     except (ValueError, TypeError, KeyError):
         return None
-    if state not in EVENT_REASONS or not isinstance(node_name, str) or not isinstance(reason, str):
+    if (
+        not isinstance(state, str)
+        or state not in EVENT_REASONS
+        or not isinstance(node_name, str)
+        or not isinstance(reason, str)
+    ):
         return None
-    return Written(state, node_name, reason)
+    return Written(state, node_name, reason, document)
 
 
 def holds_on(pod: Pod) -> str:

@@ -40,7 +40,7 @@ log = structlog.get_logger(__name__)
 FIRST_LIST_S = 60.0
 """Seconds that listing pods and nodes may take at the start; then the process ends and says why."""
 
-FORGET_EVERY_S = 30.0
+TURN_S = 1.0
 STUCK_S = 30.0
 """/healthz complains when the event loop did not turn for so long."""
 
@@ -95,7 +95,7 @@ class Controller:
         self._metrics = metrics
         self._identity = f"{socket.gethostname()}_{os.getpid()}_{secrets.token_hex(4)}"
         self._reports = Reports(settings.report_interval_s)
-        self._pods = Mirror(api, PODS, pod_from_json, lambda: self._loop.wake(), metrics)
+        self._pods = Mirror(api, PODS, pod_from_json, lambda: self._loop.wake(), metrics, lambda pod: pod.waiting)
         self._nodes = Mirror(api, NODES, node_from_json, lambda: self._loop.wake(), metrics)
         self._lease = LeaseHolder(
             api,
@@ -176,10 +176,12 @@ class Controller:
             raise ApiUnavailable(f"pods and nodes can't be listed within {FIRST_LIST_S:g} s: {trouble}") from None
 
     async def _turn(self) -> None:
+        reporting = self._metrics.gauge("fusecache_controller_nodes_reporting")
         while True:
             self._turned_s = self._clock.now()
             self._reports.forget_silent(self._turned_s)
-            await asyncio.sleep(min(FORGET_EVERY_S, STUCK_S / 3))
+            reporting.set(sum(1 for _ in self._reports.counting(self._turned_s)))
+            await asyncio.sleep(TURN_S)
 
 
 @contextlib.asynccontextmanager

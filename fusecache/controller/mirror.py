@@ -53,13 +53,19 @@ class Mirror(Generic[Value]):
         project: Callable[[Mapping[str, Any]], Value],
         on_change: Callable[[], None],
         metrics: Metrics,
+        select: Callable[[Value], bool] = lambda value: False,
     ) -> None:
+        """`select` says which values are kept in `selected` too."""
         self._api = api
         self._path = path
         self._project = project
         self._on_change = on_change
+        self._select = select
         self._listed = metrics.counter("fusecache_controller_lists_total", resource=path.rpartition("/")[2])
         self.values: dict[str, Value] = {}
+        """By key."""
+        self.selected: dict[str, Value] = {}
+        """Those that `select` wants: a few of very many."""
         self.synced = asyncio.Event()
         """Set once everything was listed."""
         self.trouble = ""
@@ -99,6 +105,7 @@ class Mirror(Generic[Value]):
         listing = await self._api.list_objects(self._path)
         values = (self._project(item) for item in listing.items)
         self.values = {value.key: value for value in values}
+        self.selected = {key: value for key, value in self.values.items() if self._select(value)}
         self._listed.inc()
         self.trouble = ""
         self.synced.set()
@@ -112,10 +119,13 @@ class Mirror(Generic[Value]):
         known = self.values.get(value.key)
         if known is not None and _older(value.resource_version, known.resource_version):
             return  # the watch tells of a change before ours, which `put` has taken already
+        self.selected.pop(value.key, None)
         if kind == "DELETED":
             self.values.pop(value.key, None)
         else:
             self.values[value.key] = value
+            if self._select(value):
+                self.selected[value.key] = value
         self._on_change()
 
 

@@ -160,6 +160,11 @@ class Pod:
         return GATE in self.gates
 
     @property
+    def waiting(self) -> bool:
+        """Ours to decide on."""
+        return self.gated and not self.terminating
+
+    @property
     def ended(self) -> bool:
         """It holds no resources any more."""
         return self.phase in ("Succeeded", "Failed")

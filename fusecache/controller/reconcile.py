@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime
 from typing import NamedTuple
 
@@ -48,6 +48,9 @@ log = structlog.get_logger(__name__)
 TICK_S = 0.5
 """Seconds between rounds while pods wait and nothing changes."""
 
+SHORTEST_PAUSE_S = 0.02
+"""Seconds between two rounds; changes that come meanwhile are one round's."""
+
 SETTLING_INTERVALS = 2
 """Report intervals that a controller which has begun to lead gives the nodes to report."""
 
@@ -61,7 +64,7 @@ TOLD_EVERY_S = 10.0
 class _Attempt:
     """What is remembered of one pod while it waits."""
 
-    __slots__ = ("failures", "first_seen_s", "not_before_s", "refused", "told", "told_s")
+    __slots__ = ("failures", "first_seen_s", "not_before_s", "refused", "told", "told_s", "trouble")
 
     def __init__(self, first_seen_s: float) -> None:
         self.first_seen_s = first_seen_s
@@ -69,6 +72,8 @@ class _Attempt:
         self.not_before_s = 0.0
         self.refused = ""
         """What the API server said against our last change, when the pod itself had not changed."""
+        self.trouble = ""
+        """Why the last write did not get through; empty when it did."""
         self.told = ""
         self.told_s = 0.0
 
@@ -110,7 +115,6 @@ class Reconciler:
         self._metrics = metrics
         self._instance = instance
         self._pods_waiting = metrics.gauge("fusecache_controller_pods_waiting")
-        self._nodes_reporting = metrics.gauge("fusecache_controller_nodes_reporting")
         self._conflicts = metrics.counter("fusecache_controller_conflicts_total")
         self._changed = asyncio.Event()
         self._attempts: dict[str, _Attempt] = {}
@@ -130,10 +134,15 @@ class Reconciler:
     async def run(self) -> None:
         """Rounds until cancelled."""
         while True:
-            waiting = [pod for pod in self._pods.values.values() if pod.gated and not pod.terminating]
-            self._count(waiting)
+            waiting = list(self._pods.selected.values())
+            self._pods_waiting.set(len(waiting))
             if waiting and self._leads():
-                await self._round(waiting)
+                began_s = self._clock.now()
+                work = self._plan(waiting)
+                planned_s = self._clock.now() - began_s
+                await asyncio.gather(*work)
+                # Reports of thousands of nodes wake us all the time: half of it is left to receiving them.
+                await asyncio.sleep(max(SHORTEST_PAUSE_S, planned_s))
             # Without a waiting pod only a change can make work; a change of the lead wakes too.
             try:
                 async with asyncio.timeout(TICK_S if waiting else None):
@@ -144,13 +153,14 @@ class Reconciler:
 
     # ---- one round ----
 
-    async def _round(self, waiting: list[Pod]) -> None:
+    def _plan(self, waiting: list[Pod]) -> list[Coroutine[None, None, None]]:
+        """Decide on all; the writes that follow from it."""
         now_s = self._clock.now()
         inventory = inventories.take(self._reports, now_s)
         ledger = self._ledger()
         known = {pod.uid for pod in waiting}
         self._attempts = {uid: attempt for uid, attempt in self._attempts.items() if uid in known}
-        work = []
+        work: list[Coroutine[None, None, None]] = []
         for pod in sorted(waiting, key=lambda pod: (-pod.priority, pod.created, pod.key)):
             attempt = self._attempts.setdefault(pod.uid, _Attempt(now_s))
             wish = self._wish(pod)
@@ -159,7 +169,7 @@ class Reconciler:
                 ledger.promise(verdict.choice.best.node_name, pod.requests)
             if now_s >= attempt.not_before_s:
                 work.append(self._act(pod, wish, verdict, attempt))
-        await asyncio.gather(*work)
+        return work
 
     def _ledger(self) -> Ledger:
         pods = self._pods.values.values()
@@ -217,7 +227,10 @@ class Reconciler:
                 await self._read_again(pod, failure, attempt)
             except CoSchedulingError as failure:
                 self._later(attempt)
+                attempt.trouble = str(failure)
                 log.warning("pod_not_written", pod=pod.key, error=failure)
+            else:
+                attempt.trouble = ""
 
     async def _place(self, pod: Pod, decision: Decision) -> None:
         if decision.placement == "prefer":
@@ -307,7 +320,8 @@ class Reconciler:
         reason = written.reason if written else ""
         if pod.gated:
             state = "waiting"
-            verdict = self._judge(pod, wish, inventory, ledger, now_s, self._attempts.get(pod.uid) or _Attempt(now_s))
+            attempt = self._attempts.get(pod.uid) or _Attempt(now_s)
+            verdict = self._judge(pod, wish, inventory, ledger, now_s, attempt)
             match verdict:
                 case Place(choice) if choice.best is not None:
                     decision = decide("placed", wish, "", choice)
@@ -316,6 +330,8 @@ class Reconciler:
                     reason = f"about to be released unplaced: {why}"
                 case Wait(why, _, _):
                     reason = why
+            if attempt.trouble:
+                reason += f"; the last write failed: {attempt.trouble}"
         elif written is None:
             state, reason = "foreign", "fusecache never held it"
         elif pod.node_name:
@@ -324,18 +340,11 @@ class Reconciler:
                 reason = f"the scheduler chose {pod.node_name} instead of {written.node_name}: {reason}"
         else:
             state = written.state
-        candidates = (
-            look_at_all(pod, wish.datasets, self._nodes.values, inventory, ledger)
-            if pod.gated and wish.datasets
-            else []
-        )
+        candidates = written.candidates() if written is not None else []
+        if pod.gated:
+            candidates = look_at_all(pod, wish.datasets, self._nodes.values, inventory, ledger) if wish.datasets else []
         ages = {node: now_s - state.received_s for node, state in self._reports.all()}
         return Explanation(pod, state, reason, wish, node_name, candidates, ages)
-
-    def _count(self, waiting: list[Pod]) -> None:
-        now_s = self._clock.now()
-        self._pods_waiting.set(len(waiting))
-        self._nodes_reporting.set(sum(1 for _ in self._reports.counting(now_s)))
 
 
 def _age_s(created: str, now: datetime) -> float:
