@@ -61,7 +61,7 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--small-files", type=int, default=5000)
     parser.add_argument("--small-file-bytes", type=int, default=110 << 10)
     parser.add_argument("--large-bytes", type=int, default=1 << 30)
-    parser.add_argument("--epoch-files", type=int, default=1000, help="files a system reads in one first epoch")
+    parser.add_argument("--epoch-files", type=int, default=300, help="files a system reads in one first epoch")
     parser.add_argument("--random-reads", type=int, default=2000)
     parser.add_argument("--block-bytes", type=int, default=64 * MEBIBYTE, help="Alluxio's block size (its default)")
     parser.add_argument("--mount-flag", action="append", default=[], help="passed to fusecache mount")
