@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fusecache.config.co_scheduling import ControllerLink
+from fusecache.daemon import dataset_bytes
 from fusecache.daemon.node_reports import node_name_of
 from fusecache.errors import ProtocolError, UsageError
+from fusecache.locality import reporter
 from fusecache.locality.holdings import (
     DatasetHolding,
     Holdings,
@@ -23,6 +26,7 @@ from fusecache.locality.holdings import (
 )
 from fusecache.locality.report_state import MAX_TEXT, ReportState, Verdict
 from fusecache.pb.locality import locality_pb2 as pb
+from fusecache.rpc import channel
 
 # ---- mounts' answers ----
 
@@ -221,6 +225,18 @@ def test_reports_add_up_to_what_the_node_holds(script: list[Any]) -> None:
                 del known[name]
             known.update({found.name: found for found in report.datasets})
             assert {name: sum(t.bytes for t in found.tiers) for name, found in known.items()} == step
+
+
+# ---- numbers of the promise ----
+
+
+def test_promise_has_the_numbers_of_the_code() -> None:
+    """S26."""
+    text = (Path(__file__).parents[2] / "SEMANTICS.md").read_text()
+    assert f"`report_interval_s` ({ControllerLink(address='c:1').report_interval_s:.0f} s)" in text
+    assert f"at most {dataset_bytes.SHARE} times" in " ".join(text.split())
+    assert f"noticed after {channel.CONTROLLER_KEEPALIVE_S + channel.CONTROLLER_KEEPALIVE_TIMEOUT_S} s" in text
+    assert f"at least every {reporter.LONGEST_PAUSE_S + reporter.CONNECT_S:.0f} s" in text
 
 
 # ---- the node's name ----

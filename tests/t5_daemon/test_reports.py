@@ -5,14 +5,18 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from fusecache.daemon.control_client import call, socket_path
 from tests.support.command import ROOT, environment
+from tests.support.log_noise import Declare
 from tests.support.mounting import command, is_mounted, needs_fuse
 from tests.support.scripted_controller import ScriptedController
 
@@ -72,6 +76,17 @@ class Node:
         lines = [json.loads(line) for line in self.errors.read_text().splitlines() if line.startswith("{")]
         return next(line for line in lines if line["event"] == event)
 
+    def metrics(self) -> str:
+        """What `serve` answers to a scrape."""
+        with urllib.request.urlopen(f"http://{self.logged('status_http_listening')['address']}/metrics") as answer:
+            text: str = answer.read().decode()
+        return text
+
+    def child(self) -> int:
+        """Process id of the mount."""
+        done = subprocess.run(["pgrep", "-P", str(self.process.pid)], capture_output=True, check=True)
+        return int(done.stdout)
+
     def close(self) -> None:
         for process in (self.process, self.cluster):
             if process.poll() is None:
@@ -125,4 +140,44 @@ def test_reported_bytes_are_those_in_the_block_folder_and_follow_it(node: Node, 
     last.unlink()
     controller.wait(lambda: stream.local_bytes("train") == train_bytes - MIB, "one block less")
     assert node.held_bytes() == train_bytes - MIB
+
+    told = call(socket_path(node.folder / "run", node.mountpoint), "locality", 10)
+    assert (told["source"], told["ready"]) == ("block_files", True)
+    by_name = {dataset["name"]: dataset for dataset in told["datasets"]}
+    assert by_name["train"]["tiers"] == {"local_block_worker": train_bytes - MIB}
+    metrics = node.metrics()
+    assert f'fusecache_locality_stream_up{{controller="{controller.address}"}} 1.0' in metrics
+    assert 'fusecache_locality_reports_total{kind="full"} 1.0' in metrics
+    gauge = f'fusecache_locality_dataset_bytes{{dataset="train",mount="{node.mountpoint}",what="local"}} '
+    (held,) = (line for line in metrics.splitlines() if line.startswith(gauge))
+    assert float(held.removeprefix(gauge)) == train_bytes - MIB
+    assert "fusecache_mount_ready 0.0" not in metrics  # `serve` itself is no mount
+
+    # Ended by a signal: the last word is that nothing is served here any longer.
+    node.process.send_signal(signal.SIGTERM)
+    assert node.process.wait(60) == 0
+    assert stream.not_ready() == {str(node.mountpoint): "the node's daemon ends (SIGTERM)"}
+    assert not any(dataset.ready for dataset in stream.known().values())
     assert len(controller.streams) == 1
+
+
+def test_stuck_and_killed_mount_is_reported_not_ready_with_the_reason(
+    node: Node, controller: ScriptedController, expected_logs: Declare
+) -> None:
+    """S26: stuck = it does not answer in time; dead = at once, before `serve` itself ends."""
+    expected_logs(r"did not answer.*mount_not_ready", count=1)
+    stream = controller.stream()
+    where = str(node.mountpoint)
+    controller.wait(lambda: not stream.not_ready() and stream.known()["train"].ready, "a ready mount")
+    child = node.child()
+    os.kill(child, signal.SIGSTOP)
+    controller.wait(stream.not_ready, "a mount that is not ready")
+    assert "did not answer 'locality' within 1 s" in stream.not_ready()[where]
+    assert not any(dataset.ready for dataset in stream.known().values())
+    os.kill(child, signal.SIGCONT)
+    controller.wait(lambda: not stream.not_ready() and stream.known()["train"].ready, "the mount is back")
+    assert node.process.poll() is None
+    os.kill(child, signal.SIGKILL)
+    assert node.process.wait(60) == 3
+    assert stream.not_ready() == {where: "its process ended with SIGKILL"}
+    assert not any(dataset.ready for dataset in stream.known().values())
