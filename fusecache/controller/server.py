@@ -114,7 +114,9 @@ class LocalityService(locality_pb2_grpc.LocalityServicer):
                     case Outcome.REPORT_FULLY:
                         yield self._report_fully(stream)
                     case refused:
-                        log.warning("report_refused", peer=context.peer(), node=stream.node_name, why=receipt.reason)
+                        # Gaps and old streams belong to connections that break; what can't be true is somebody's fault.
+                        tell = log.info if refused in (Outcome.GAP, Outcome.SUPERSEDED) else log.warning
+                        tell("report_refused", peer=context.peer(), node=stream.node_name, why=receipt.reason)
                         await _abort(context, _CODES[refused], receipt.reason)
         finally:
             self._reports.close(stream)
@@ -189,15 +191,17 @@ class LocalityService(locality_pb2_grpc.LocalityServicer):
             await asyncio.wait(
                 (next_message, lead_ended), timeout=self._reports.counts_for_s, return_when=asyncio.FIRST_COMPLETED
             )
-            if lead_ended.done():
-                await _abort(context, grpc.StatusCode.UNAVAILABLE, "this instance does not lead any more")
-            if not next_message.done():
-                silent = f"no report for {self._reports.counts_for_s:g} s"
-                await _abort(context, grpc.StatusCode.UNAVAILABLE, silent)
-            return next_message.result()
         finally:
-            if not next_message.done():
+            arrived = next_message.done()
+            if not arrived:
+                # Ended before the call is: grpc would leave its exception to nobody.
                 next_message.cancel()
+                await asyncio.wait((next_message,))
+        if lead_ended.done():
+            await _abort(context, grpc.StatusCode.UNAVAILABLE, "this instance does not lead any more")
+        if not arrived:
+            await _abort(context, grpc.StatusCode.UNAVAILABLE, f"no report for {self._reports.counts_for_s:g} s")
+        return next_message.result()
 
     def _report_fully(self, stream: Stream) -> pb.Directive:
         return pb.Directive(
