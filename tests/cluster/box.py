@@ -259,15 +259,28 @@ class Box:
         return program
 
     def processes(self) -> dict[int, str]:
-        """Pid (as this machine sees it) and command line of everything that runs in the box."""
-        inside = os.readlink(f"/proc/{self._init_pid}/ns/pid")
-        found = {}
+        """Pid (as this machine sees it) and command line of everything that runs in the box, in its containers too."""
+        own = os.readlink(f"/proc/{self._init_pid}/ns/pid")
+        children: dict[int, list[int]] = {}
+        lines: dict[int, str] = {}
+        waiting = []
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
-                with suppress(OSError):
-                    if os.readlink(entry / "ns" / "pid") == inside:
-                        line = (entry / "cmdline").read_bytes().replace(b"\0", b" ")
-                        found[int(entry.name)] = line.decode(errors="replace").strip()
+                pid = int(entry.name)
+                with suppress(FileNotFoundError, ProcessLookupError):
+                    parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                    line = (entry / "cmdline").read_bytes().replace(b"\0", b" ")
+                    children.setdefault(parent, []).append(pid)
+                    lines[pid] = line.decode(errors="replace").strip()
+                    if os.readlink(entry / "ns" / "pid") == own:
+                        waiting.append(pid)
+        # Containers have pid namespaces of their own, but the process that made one is the box's.
+        found = {}
+        while waiting:
+            pid = waiting.pop()
+            if pid not in found:
+                found[pid] = lines[pid]
+                waiting += children.get(pid, [])
         return found
 
 

@@ -76,6 +76,11 @@ class Stories:
         """Whether the real node's mounts serve reads."""
         return bool(self.api.get(DAEMON_SET)["status"].get("numberReady", 0) == 1)
 
+    def node_restarts(self) -> int:
+        """How often the kubelet has started the container of the node's pod again."""
+        found = self.api.get(pods(NAMESPACE) + "?labelSelector=app.kubernetes.io%2Fname%3Dfusecache-node")["items"]
+        return sum(one["restartCount"] for pod in found for one in pod["status"].get("containerStatuses", []))
+
     def scale_controller(self, replicas: int) -> None:
         """Ask for so many instances and wait until they are there, or gone."""
         self.api.patch(DEPLOYMENT, {"spec": {"replicas": replicas}})

@@ -35,7 +35,7 @@ def test_pods_that_were_waiting_when_it_was_killed_are_released_by_the_next_one(
     held["spec"]["schedulingGates"] = [{"name": "example.com/not-yet"}]
     stories.create(held)
     before = stories.lease()["holderIdentity"]
-    killed = stories.kill("fusecache controller")
+    killed = stories.kill("python /opt/fusecache/bin/fusecache controller")
     stories.wait(lambda: killed not in stories.world.box.processes(), "the controller's process is gone")
     gated = stories.read("orphan")
     assert "fusecache.io/locality" in gates(gated)

@@ -70,6 +70,9 @@ class World:
             self.node = Node(self.box, self._programs, self.control_plane)
             self.node.start()
         simulated_nodes.create(self.api, self._simulated)
+        # Without it the API server refuses pods.
+        account = "/api/v1/namespaces/default/serviceaccounts/default"
+        self.wait_until(lambda: self.api.exists(account), "there is no default service account")
         if self._real_node:
             self.wait_until(self._node_is_ready, "the node is not Ready", READY_S)
             # By word only: no program here uses one.
