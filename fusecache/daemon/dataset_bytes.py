@@ -62,6 +62,9 @@ another one's now."""
 SETTLED_NS = 2_000_000_000
 """A folder whose modification time is younger than this may change again within the same tick of the clock."""
 
+SURVEY_S = 30.0
+"""Totals are summed up again when a listing changed anything, and after this time, which finds what is to be listed."""
+
 WORKERS_AGE_S = 30.0
 """Capacity and free bytes may be this old; the master's own are 10 s old."""
 
@@ -73,8 +76,19 @@ because listings then are all there is to know."""
 TROUBLE_S = 30.0
 """Pause after a listing that failed."""
 
+LEARN_PAUSE_S = 60.0
+"""A block worker whose folders are not visible here is asked again where they are after this time."""
+
 CALL_BUDGET_S = 30.0
+
+FIND_S = 5.0
+"""A data set whose folder is not found in this time is taken to be where it was."""
+
 MAX_DEPTH = 256
+
+
+Tops = tuple[int | None, ...]
+"""Inode of each data set's folder."""
 
 
 class Measured(NamedTuple):
@@ -82,7 +96,7 @@ class Measured(NamedTuple):
 
     name: str
     whole: bool
-    """The mount serves the whole of it, not a part."""
+    """It is there, and the mount serves the whole of it, not a part."""
     total_bytes: int
     listed_whole: bool
     local_bytes: int
@@ -119,9 +133,14 @@ class DatasetBytes:
         self._clock = clock
         self._limiter = trio.CapacityLimiter(1)
         self._datasets = plan.datasets
+        self._tops: list[int | None] = [None] * len(plan.datasets)
+        """Inode of each data set's folder; None while there is none."""
+        self._learn_at_s = -LEARN_PAUSE_S
         self._held = HeldBlocks(len(self._datasets))
         self._totals = Totals()
         self._surveys: list[Survey] = []
+        self._surveyed_by: object = None
+        self._surveyed_at_s = -SURVEY_S
         self._block_workers: tuple[BlockWorkerInfo, ...] = ()
         self._block_workers_at_s = -WORKERS_AGE_S
         self._folder_times: dict[bytes, int] = {}
@@ -141,7 +160,9 @@ class DatasetBytes:
         """Folders were listed: the next measurement sees more."""
         self._not_before: dict[int, float] = {}
         """Folder that could not be listed -> when to try again."""
-        self._changed = metrics.counter("fusecache_metadata_refreshes_total", result="changed")
+        refreshes = "fusecache_metadata_refreshes_total"
+        self._changed = metrics.counter(refreshes, result="changed")
+        self._unchanged = metrics.counter(refreshes, result="unchanged")
         self._gauges = [
             (
                 metrics.gauge("fusecache_locality_dataset_bytes", dataset=dataset.name, what="total"),
@@ -197,27 +218,35 @@ class DatasetBytes:
 
     def _unmeasured(self) -> Iterator[Measured]:
         for dataset in self._datasets:
-            yield Measured(dataset.name, self._served_whole(dataset), 0, False, 0)
+            yield Measured(dataset.name, False, 0, False, 0)
 
     # ---- measuring ----
 
     async def _measure(self) -> None:
         """One measurement. What can't be measured now keeps its last figure."""
         async with self._measuring:
-            tops = [await self._top_of(dataset) for dataset in self._datasets]
+            with trio.move_on_after(FIND_S):
+                for number, dataset in enumerate(self._datasets):
+                    try:
+                        self._tops[number] = await self._top_of(dataset)
+                    except UpstreamError as error:
+                        log.info("data set not found now", dataset=dataset.name, error=str(error))
             try:
-                self._last = await trio.to_thread.run_sync(self._measure_in_thread, tops, limiter=self._limiter)
+                self._last = await trio.to_thread.run_sync(
+                    self._measure_in_thread, tuple(self._tops), limiter=self._limiter
+                )
             except (UpstreamError, StateError) as error:
                 log.info("data sets not measured", error=str(error))
             else:
-                for dataset, (total, local) in zip(self._last.datasets, self._gauges, strict=True):
-                    total.set(dataset.total_bytes)
-                    local.set(dataset.local_bytes)
+                for measured, (total, local) in zip(self._last.datasets, self._gauges, strict=True):
+                    total.set(measured.total_bytes)
+                    local.set(measured.local_bytes)
             self._measured.set()
             self._measured = trio.Event()
 
     async def _top_of(self, dataset: MountedDataset) -> int | None:
-        """Inode of the data set's folder, or of the mount when that is within it; None when it can't be found now."""
+        """Inode of the data set's folder, or of the mount when that is within it; None when there is none. Raises
+        UpstreamError when nobody answers."""
         inode = ROOT
         if not self._served_whole(dataset):
             return inode
@@ -225,8 +254,7 @@ class DatasetBytes:
             if name:
                 try:
                     entry = self._tree.hot_child(inode, name) or await self._tree.lookup(inode, name)
-                except (NotFound, UpstreamError) as error:
-                    log.debug("data set not found", dataset=dataset.name, error=str(error))
+                except (NotFound, StaleId):
                     return None
                 if not entry.folder:
                     return None
@@ -237,10 +265,10 @@ class DatasetBytes:
         folder = self._plan.path.rstrip(b"/") + b"/"
         return (dataset.path.rstrip(b"/") + b"/").startswith(folder)
 
-    def _measure_in_thread(self, tops: list[int | None]) -> Measurement:
+    def _measure_in_thread(self, tops: Tops) -> Measurement:
         at_s, began_s = self._clock.now(), time.thread_time()
         self._ask_block_workers()
-        self._surveys = [self._survey(dataset, top) for dataset, top in zip(self._datasets, tops, strict=True)]
+        self._survey_all(tops)
         folders = self._visible_folders() or self._learn_folders()
         if folders:
             local = self._weigh_block_files(folders, tops)
@@ -253,13 +281,13 @@ class DatasetBytes:
             tuple(
                 Measured(
                     dataset.name,
-                    self._served_whole(dataset),
+                    top is not None and self._served_whole(dataset),
                     survey.total_bytes,
                     survey.whole and self._served_whole(dataset),
                     # A block of a version that was replaced a moment ago may still be remembered.
                     min(held_bytes, survey.total_bytes),
                 )
-                for dataset, survey, held_bytes in zip(self._datasets, self._surveys, local, strict=True)
+                for dataset, top, survey, held_bytes in zip(self._datasets, tops, self._surveys, local, strict=True)
             ),
             self._block_workers,
         )
@@ -276,9 +304,17 @@ class DatasetBytes:
             return
         if {worker.worker_id for worker in found} != {worker.worker_id for worker in self._block_workers}:
             self._totals.forget()
+            self._surveyed_by = None
         self._block_workers = found
 
     # ---- totals, from the listings ----
+
+    def _survey_all(self, tops: Tops) -> None:
+        listings = (self._store.entry_count(), self._changed.value, self._unchanged.value, tops)
+        now = self._clock.now()
+        if listings != self._surveyed_by or now - self._surveyed_at_s >= SURVEY_S:
+            self._surveyed_by, self._surveyed_at_s = listings, now
+            self._surveys = [self._survey(dataset, top) for dataset, top in zip(self._datasets, tops, strict=True)]
 
     def _survey(self, dataset: MountedDataset, top: int | None) -> Survey:
         if top is None:
@@ -338,8 +374,10 @@ class DatasetBytes:
     def _learn_folders(self) -> list[bytes]:
         """Ask this node's block worker where it keeps a block that the listings place here."""
         example = next((survey.example for survey in self._surveys if survey.example is not None), None)
-        if example is None:
+        now = self._clock.now()
+        if example is None or now - self._learn_at_s < LEARN_PAUSE_S:
             return []
+        self._learn_at_s = now
         block = Block(*example, locations=(), ufs_path=None, ufs_offset=0, mount_id=0, in_ufs_tier=False)
         descriptor = self._client.learn_local(block, Budget(self._clock, CALL_BUDGET_S))
         if descriptor is None:
@@ -347,9 +385,9 @@ class DatasetBytes:
         os.close(descriptor)
         return self._visible_folders()
 
-    def _weigh_block_files(self, folders: list[bytes], tops: list[int | None]) -> tuple[int, ...]:
+    def _weigh_block_files(self, folders: list[bytes], tops: Tops) -> tuple[int, ...]:
         """Bytes of each data set in the block files of `folders`."""
-        now, listings = self._clock.now(), (self._store.entry_count(), self._changed.value, tuple(tops))
+        now, listings = self._clock.now(), (self._store.entry_count(), self._changed.value, tops)
         again = listings != self._placed_by
         everything = listings != self._all_placed_by and now - self._all_placed_at_s >= RECHECK_S
         times = {folder: _modified_ns(folder) for folder in folders}
@@ -401,7 +439,7 @@ class DatasetBytes:
 class _Placer:
     """From a block id to data sets, by the metadata store. For one measurement: it remembers folders."""
 
-    def __init__(self, store: MetadataStore, tops: list[int | None], *, pause: Callable[[], None]) -> None:
+    def __init__(self, store: MetadataStore, tops: Tops, *, pause: Callable[[], None]) -> None:
         self._store = store
         self._pause = pause
         self._bits: dict[int, int] = {}

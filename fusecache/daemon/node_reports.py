@@ -55,9 +55,9 @@ class NodeReports:
         self._thread.start()
         self._started = True
 
-    def ended(self, process: MountProcess, how: str) -> None:
+    def ended(self, process: MountProcess, reason: str) -> None:
         """A mount's process has ended."""
-        self._holdings.ended(process, f"its process ended with {how}")
+        self._holdings.ended(process, reason)
 
     def stop(self, reason: str) -> None:
         """Tell that this node serves no longer, and end, within about a second. May be called again, and before

@@ -196,7 +196,8 @@ class _Group:
                 case _Ended(process, how):
                     running -= 1
                     self._ready.discard(process.pid)
-                    self._report_end(process, how)
+                    unmounted = process.exit_code == 0
+                    self._report_end(process, "it was unmounted" if unmounted else f"its process ended with {how}")
                     log.info("mount_ended", mountpoint=str(process.plan.mountpoint), how=how)
                     if process.exit_code != 0 and not stopping:
                         raise MountFailed(

@@ -133,6 +133,10 @@ class Reporter:
             return f"{error.code().name}: {error.details()}"
         except asyncio.InvalidStateError:  # written to after it ended
             return "the stream ended" if call is None else f"{(await call.code()).name}: {await call.details()}"
+        except Exception:
+            # A bug of ours: reporting begins anew, as after any other failure.
+            log.exception("report_failed")
+            return "an unexpected error"
         finally:
             if call is not None:
                 call.cancel()

@@ -73,6 +73,7 @@ class BelowKernel:
     def __init__(
         self,
         client: AlluxioClient,
+        store: MetadataStore,
         tree: MetadataTree,
         readers: Readers,
         operations: Operations,
@@ -80,6 +81,7 @@ class BelowKernel:
         changes: list[Change],
     ) -> None:
         self.client = client
+        self.store = store
         self.tree = tree
         self.readers = readers
         self.operations = operations
@@ -229,7 +231,7 @@ async def below_kernel(
                     await tree.start()
                     await nursery.start(readers.fetcher.run)
                     with _replies_into_lists():
-                        yield BelowKernel(client, tree, readers, operations, metrics, changes)
+                        yield BelowKernel(client, store, tree, readers, operations, metrics, changes)
                     nursery.cancel_scope.cancel()
             finally:
                 readers.close_all()
