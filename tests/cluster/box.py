@@ -267,7 +267,7 @@ class Box:
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
                 pid = int(entry.name)
-                with suppress(FileNotFoundError, ProcessLookupError):
+                with suppress(OSError):  # it has ended, or is none of ours to look at
                     parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
                     line = (entry / "cmdline").read_bytes().replace(b"\0", b" ")
                     children.setdefault(parent, []).append(pid)

@@ -104,6 +104,8 @@ class ControlPlane:
                     f"--client-ca-file={self.authority.certificate}",
                     f"--kubelet-client-certificate={client_certificate}",
                     f"--kubelet-client-key={client_key}",
+                    # The node's name resolves nowhere.
+                    "--kubelet-preferred-address-types=InternalIP",
                     f"--service-account-key-file={public}",
                     f"--service-account-signing-key-file={private}",
                     "--service-account-issuer=https://kubernetes.default.svc",

@@ -132,8 +132,8 @@ class Installation:
             "kind": "Kustomization",
             "resources": [os.path.relpath(DEPLOY / "overlays" / "test", overlay.resolve())],
             "configMapGenerator": [
-                {"name": f"fusecache-{half}", "namespace": NAMESPACE, "behavior": "replace", "files": [f"{half}.yaml"]}
-                for half in ("node", "controller")
+                {"name": name, "namespace": NAMESPACE, "behavior": "replace", "files": [file]}
+                for name, file in (("fusecache-node", "node.yaml"), ("fusecache-controller-config", "controller.yaml"))
             ],
             "patches": patches,
         }
