@@ -11,6 +11,7 @@ What the answers mean together is decided in `locality.holdings`.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 import structlog
@@ -26,6 +27,7 @@ SHORTEST_ANSWER_S = 1.0
 """A mount may take half a report interval to answer, and at least this: a busy machine is no dead mount."""
 
 LONGEST_ANSWER_S = 5.0
+CLOSE_S = 0.25
 
 STARTING = "it is starting"
 
@@ -73,10 +75,12 @@ class NodeHoldings:
         return merge(answers)
 
     def close(self) -> None:
-        """Ask no more. Threads that wait for a stuck mount end by themselves, within LONGEST_ANSWER_S."""
+        """Ask no more. Takes CLOSE_S at most: a thread that waits for a stuck mount ends by itself, within
+        LONGEST_ANSWER_S."""
         self._closed.set()
+        until_s = time.monotonic() + CLOSE_S
         for asker in self._askers:
-            asker.join(SHORTEST_ANSWER_S / 2)
+            asker.join(max(0.0, until_s - time.monotonic()))
 
     def _ask(self, process: MountProcess) -> None:
         mountpoint = str(process.plan.mountpoint)
