@@ -1,7 +1,7 @@
 """The manifests in deploy/ as text: rights, isolation, names, ports, paths and configurations that must fit each other.
 
 No cluster and no kustomize: the files are read as they lie there. Whether a real API server takes them, and what the
-two policies really do, is for tests/cluster/test_manifests_accepted.py.
+two policies really do, is for tests/cluster/manifests.
 """
 
 from __future__ import annotations
@@ -148,6 +148,21 @@ def test_roles_allow_exactly_this() -> None:
                         role = document["metadata"]["name"]
                         found.add((document["kind"], role, group, resource, names, verbs))
     assert found == ALLOWED
+
+
+def test_no_generated_name_stands_in_a_role() -> None:
+    """kustomize takes it for a reference and adds the hash: the role is then for a Lease that does not exist."""
+    generated = set()
+    for file in DEPLOY.rglob("kustomization.yaml"):
+        for made in yaml.safe_load(file.read_text()).get("configMapGenerator", ()):
+            generated.add(made["name"])
+    assert generated == {config_map_of(NODE_POD), config_map_of(CONTROLLER_POD)}
+    assert generated.isdisjoint({name for _, _, _, _, names, _ in ALLOWED for name in names.split()})
+
+
+def config_map_of(spec: Manifest) -> str:
+    (name,) = (volume["configMap"]["name"] for volume in spec["volumes"] if "configMap" in volume)
+    return str(name)
 
 
 def test_roles_are_bound_to_the_controller_alone_and_nowhere_else() -> None:

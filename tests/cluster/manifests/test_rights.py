@@ -1,0 +1,99 @@
+"""What the accounts of deploy/ may do, as a real API server lists it and as it answers attempts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+
+from tests.cluster.api import JSON_PATCH, NODES, Api, Refused, pods
+from tests.cluster.manifests.actions import GATE, UNGATE, acting_as, create_pod, pod
+from tests.cluster.world import World
+
+
+class Right(NamedTuple):
+    """One thing that one may do in a namespace, or to what lies in none."""
+
+    group: str
+    resource: str
+    name: str
+    """Empty: whatever its name."""
+    verb: str
+
+
+READS = {Right("", resource, "", verb) for resource in ("pods", "nodes") for verb in ("get", "list", "watch")}
+PLACES = {Right("", "pods", "", "patch"), Right("", "pods/status", "", "patch"), Right("", "events", "", "create")}
+LEASES = ("coordination.k8s.io", "leases")
+LEASE = {Right(*LEASES, "fusecache-controller", "get"), Right(*LEASES, "fusecache-controller", "update")}
+LEASE |= {Right(*LEASES, "", "create")}
+
+RIGHTS = {
+    ("controller", "fusecache"): READS | LEASE,
+    ("controller", "training"): READS | PLACES,
+    ("controller", "training-restricted"): READS | PLACES,
+    ("controller", "opted-out"): READS,
+    ("controller", "kube-system"): READS,
+    ("node", "fusecache"): set(),
+    ("node", "training"): set(),
+}
+"""(account, namespace) -> what it may do there and an account without any rights may not."""
+
+
+def rights(world: World, account: str, namespace: str) -> set[Right]:
+    """Everything a service account of namespace fusecache may do in a namespace."""
+    path = "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews"
+    review = acting_as(world, account).create(path, {"spec": {"namespace": namespace}})
+    return {
+        Right(group, resource, name, verb)
+        for rule in review["status"]["resourceRules"]
+        for group in rule.get("apiGroups", ())
+        for resource in rule.get("resources", ())
+        for name in rule.get("resourceNames") or ("",)
+        for verb in rule["verbs"]
+    }
+
+
+@pytest.mark.parametrize(("account", "namespace"), RIGHTS)
+def test_account_may_do_exactly_this(world: World, account: str, namespace: str) -> None:
+    of_everybody = rights(world, "default", namespace)
+    assert Right("authentication.k8s.io", "selfsubjectreviews", "", "create") in of_everybody  # it is a whole list
+    assert rights(world, account, namespace) - of_everybody == RIGHTS[account, namespace]
+
+
+ATTEMPTS: dict[str, Callable[[Api, str], object]] = {
+    "delete a pod": lambda api, name: api.delete(pods("training", name)),
+    "evict a pod": lambda api, name: api.create(pods("training", name) + "/eviction", {"metadata": {"name": name}}),
+    "create a pod": lambda api, name: api.create(pods("training"), pod("made")),
+    "bind a pod": lambda api, name: api.create(
+        pods("training", name) + "/binding", {"metadata": {"name": name}, "target": {"name": "simulated-000"}}
+    ),
+    "read secrets": lambda api, name: api.get("/api/v1/namespaces/training/secrets"),
+    "read configuration": lambda api, name: api.get("/api/v1/namespaces/fusecache/configmaps"),
+    "label a node": lambda api, name: api.patch(f"{NODES}/simulated-000", {"metadata": {"labels": {"a": "b"}}}),
+    "opt a namespace in": lambda api, name: api.patch(
+        "/api/v1/namespaces/opted-out", {"metadata": {"labels": {"a": "b"}}}
+    ),
+    "get another's token": lambda api, name: api.create(
+        "/api/v1/namespaces/fusecache/serviceaccounts/node/token", {"spec": {}}
+    ),
+    "another Lease": lambda api, name: api.get("/apis/coordination.k8s.io/v1/namespaces/fusecache/leases/other"),
+    "release a pod where nobody opted in": lambda api, name: api.patch(pods("opted-out", name), UNGATE, JSON_PATCH),
+}
+
+
+@pytest.mark.parametrize("what", ATTEMPTS)
+def test_controller_is_refused(world: World, controller: Api, what: str) -> None:
+    namespace = "opted-out" if "nobody opted in" in what else "training"
+    name = create_pod(world, pod("waiting", GATE), namespace)
+    with pytest.raises(Refused) as caught:
+        ATTEMPTS[what](controller, name)
+    assert caught.value.status == 403
+    assert "RBAC" in caught.value.message or "cannot" in caught.value.message
+
+
+def test_controller_reads_pods_of_every_namespace_and_keeps_its_lease(world: World, controller: Api) -> None:
+    name = create_pod(world, pod("waiting", GATE), "opted-out")
+    assert controller.get(pods("opted-out", name))["metadata"]["name"] == name
+    assert name in [item["metadata"]["name"] for item in controller.get("/api/v1/pods")["items"]]
+    assert controller.get(NODES)["items"]
