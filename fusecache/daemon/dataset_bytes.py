@@ -43,14 +43,14 @@ from fusecache.rpc.budget import Budget
 
 log = structlog.get_logger(__name__)
 
-SHARE = 20
+SHARE = 10
 """After a measurement the next one waits at least so many times as long as its work took."""
 
 SLICE = 64
 """Records looked up or summed between two pauses: about a millisecond of work, in which the interpreter is kept from
 reads."""
 
-NAMES = 1024
+NAMES = 256
 """Names of block files between two pauses; nearly all were placed by an earlier measurement."""
 
 PAUSE_S = 0.002

@@ -20,15 +20,21 @@ from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 from fusecache.alluxio.model import FILE_SEQUENCE, MAX_ID, file_id_of
+from fusecache.locality.block_table import MET, UNKNOWN, BlockTable
 
-MAX_REMEMBERED: Final = 500_000
-"""Blocks remembered, about 120 bytes each. Further ones are looked up in every measurement: slower, and as right unless
-two block workers of one node hold the same of them."""
+MAX_REMEMBERED: Final = 2_000_000
+"""Blocks remembered, 17 bytes each. Further ones are looked up in every measurement: slower, and as right unless two
+block workers of one node hold the same of them."""
 
 _NOBODYS: Final = 0
 """Remembered of a block without a data set of ours, or whose file is unknown or not whole."""
 
 _KINDS_BITS: Final = 16
+_LAST_BLOCK: Final = (MAX_ID & ~FILE_SEQUENCE) - 2
+"""Of the last container whose file id is accepted."""
+
+_LONGEST: Final = 1 << 48
+_KIND_MASK: Final = (1 << _KINDS_BITS) - 1
 
 
 class Place(NamedTuple):
@@ -46,9 +52,7 @@ def block_id_of_name(name: bytes) -> int | None:
         return None
     block_id = int(name)
     # The last sequence number of a container is the file itself, never a block.
-    if block_id & FILE_SEQUENCE == FILE_SEQUENCE or file_id_of(block_id) > MAX_ID:
-        return None
-    return block_id
+    return block_id if block_id <= _LAST_BLOCK and block_id & FILE_SEQUENCE != FILE_SEQUENCE else None
 
 
 def inode_of_block(block_id: int) -> int:
@@ -65,50 +69,49 @@ def block_length(block_id: int, file_length: int, block_size: int) -> int:
 class HeldBlocks:
     """See the module. One thread at a time."""
 
-    def __init__(self, datasets: int, *, max_remembered: int = MAX_REMEMBERED) -> None:
+    def __init__(self, datasets: int, *, max_remembered: int = MAX_REMEMBERED, table: BlockTable | None = None) -> None:
         """`datasets`: how many there are."""
         self._datasets = datasets
         self._max_remembered = max_remembered
-        # Numbers packed into one int a block: a tuple would cost 100 bytes more.
-        self._known: dict[int, int] = {}
-        self._seen: dict[int, int] = {}
+        self._table = table if table is not None else BlockTable()
+        """Block -> its length and kind in one number."""
         self._kinds: list[int] = []
-        """Sets of data sets (bits) that blocks were found to belong to; a block remembers an index."""
+        """Sets of data sets (bits) that blocks were found to belong to; a block remembers an index + 1."""
         self._kind_numbers: dict[int, int] = {}
         self._sums: list[int] = []
-        self._again = False
+        self._again = self._everything = False
 
     def begin(self, *, again: bool = False, everything: bool = False) -> None:
         """A measurement begins. `again`: blocks that belonged to nobody are looked up again (more is listed by now);
         `everything`: all are (files may have been replaced or moved)."""
-        self._seen = {}
+        self._table.begin_round()
         self._sums = [0] * len(self._kinds)
-        self._again = again
-        if everything:
-            self._known = {}
+        self._again, self._everything = again, everything
 
     def add(
         self, names: Iterable[bytes], place: Callable[[int], Place | None], size_of: Callable[[bytes], int | None]
     ) -> None:
         """Names of one folder. `place` tells where a block belongs; `size_of` the bytes of the regular file of that
         name, None when there is none: a file counts when it has exactly the block's length."""
-        known, seen = self._known, self._seen
+        meet = self._table.meet
         for name in names:
             block_id = block_id_of_name(name)
-            if block_id is None or seen.get(block_id, _NOBODYS):
+            if block_id is None:
                 continue
-            packed = known.get(block_id)
-            if packed is None or (packed == _NOBODYS and self._again):
+            packed = meet(block_id)
+            if packed == MET:
+                continue  # counted in another folder
+            if packed == UNKNOWN or self._everything or (packed == _NOBODYS and self._again):
+                known = packed != UNKNOWN
                 packed = self._look_up(block_id, name, place, size_of)
-            if packed:
-                self._sums[(packed & ((1 << _KINDS_BITS) - 1)) - 1] += packed >> _KINDS_BITS
-            if len(seen) < self._max_remembered:
-                seen[block_id] = packed
+                if known or len(self._table) < self._max_remembered:
+                    self._table.put(block_id, packed)
+            if packed != _NOBODYS:
+                self._sums[(packed & _KIND_MASK) - 1] += packed >> _KINDS_BITS
 
     def finish(self) -> tuple[int, ...]:
         """Bytes of each data set."""
-        self._known = self._seen
-        self._seen = {}
+        self._table.keep_marked()
         sums = [0] * self._datasets
         for datasets, held_bytes in zip(self._kinds, self._sums, strict=True):
             for number in range(self._datasets):
@@ -117,7 +120,7 @@ class HeldBlocks:
         return tuple(sums)
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._table)
 
     def _look_up(
         self,
@@ -127,7 +130,7 @@ class HeldBlocks:
         size_of: Callable[[bytes], int | None],
     ) -> int:
         found = place(block_id)
-        if found is None or not found.datasets or found.length <= 0 or size_of(name) != found.length:
+        if found is None or not found.datasets or not 0 < found.length < _LONGEST or size_of(name) != found.length:
             return _NOBODYS
         return found.length << _KINDS_BITS | self._kind_number(found.datasets)
 

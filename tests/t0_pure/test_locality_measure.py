@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fusecache.alluxio.model import FILE_SEQUENCE, MAX_ID, block_id_of, file_id_of
+from fusecache.locality.block_table import MET, UNKNOWN, BlockTable
 from fusecache.locality.measure import HeldBlocks, Place, block_id_of_name, block_length, inode_of_block
 from fusecache.locality.totals import MAX_UNLISTED, FolderSum, Survey, Totals
 
@@ -134,7 +135,7 @@ def test_held_blocks_agree_with_counting_anew(
     rounds: list[tuple[set[int], set[int], bool]], places: dict[int, tuple[int, int]]
 ) -> None:
     node = Node({block_id: Place(*place) for block_id, place in places.items()})
-    held = HeldBlocks(3, max_remembered=100)
+    held = HeldBlocks(3, table=BlockTable(young=3))
     for first, second, everything in rounds:
         present = first | second
         expected = [
@@ -146,6 +147,33 @@ def test_held_blocks_agree_with_counting_anew(
             for n in range(3)
         ]
         assert node.measure(held, names(*first), names(*second), everything=everything) == expected
+
+
+@given(st.lists(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 1 << 63))), max_size=8), st.integers(1, 9))
+def test_block_table_is_a_dictionary_of_what_the_last_round_met(
+    rounds: list[list[tuple[int, int]]], young: int
+) -> None:
+    table = BlockTable(young=young)
+    expected: dict[int, int] = {}
+    for met in rounds:
+        table.begin_round()
+        expected_now: dict[int, int] = {}
+        for block_id, number in met:
+            told = table.meet(block_id)
+            if block_id in expected_now:
+                assert told == (MET if expected_now[block_id] else UNKNOWN)
+            else:
+                assert told == expected.get(block_id, UNKNOWN)
+                if told == UNKNOWN:
+                    table.put(block_id, number)
+                    expected_now[block_id] = number
+                else:
+                    expected_now[block_id] = told
+        table.keep_marked()
+        expected = expected_now
+        assert len(table) == len(expected)
+    table.begin_round()
+    assert {block_id: table.meet(block_id) for block_id in expected} == expected
 
 
 # ---- totals ----
