@@ -232,7 +232,7 @@ class ClassicMount:
         finally:
             self._ready.set(0)
             self.invalidator.close()
-            self._session.close(unmount=self._is_mounted())
+            self._session.close(unmount=self.is_mounted())
             self.readers.close_all()
         log.info("unmounted", mountpoint=str(self.plan.mountpoint))
 
@@ -250,7 +250,7 @@ class ClassicMount:
         if not other_users:
             log.info("the mount is private to its owner: allow_other needs root or user_allow_other in /etc/fuse.conf")
 
-    def _is_mounted(self) -> bool:
+    def is_mounted(self) -> bool:
         """False once it was taken away; what then lies at the mount point is the next daemon's."""
         info = mountpoints.find_mount(self.plan.mountpoint)
         return info is not None and info.device == self._device
@@ -312,8 +312,14 @@ class ClassicMount:
         assert self._nursery is not None
         outcome = await trio.to_thread.run_sync(mountpoints.unmount, self.plan.mountpoint, BUSY_S)
         if outcome == "unmounted":
-            return  # the kernel ends the session
-        if outcome == "detached":
+            # The kernel ends the session, and with it the nursery, unless some mount namespace got a copy of the mount
+            # before (a container's, made with private propagation).
+            await trio.sleep(BUSY_S)
+            log.warning(
+                "unmounted here, but another mount namespace still has the mount: it ends with this process",
+                mountpoint=str(self.plan.mountpoint),
+            )
+        elif outcome == "detached":
             log.warning(
                 "the mount is busy: detached, open files end with this process", mountpoint=str(self.plan.mountpoint)
             )

@@ -48,6 +48,10 @@ class ControlledMount(Protocol):
         """Seconds since its start."""
         ...
 
+    def is_mounted(self) -> bool:
+        """False when it was taken away from its mount point, though open files may still be served. Reads mountinfo."""
+        ...
+
     async def find(self, parent: int, name: bytes, *, last: bool) -> int | None:
         """Inode of a folder in `parent`; None when `last` and it is a file or missing."""
         ...
@@ -110,9 +114,16 @@ class MountControl:
 
     async def _locality(self, request: dict[str, Any]) -> dict[str, Any]:
         mount = self._mount
+        reason = ""
+        if not mount.ready:
+            reason = "it does not serve reads yet"
+        elif not await trio.to_thread.run_sync(mount.is_mounted):
+            # Detached while files are open: whoever comes now finds an empty folder, or another mount.
+            reason = "it is no longer what is mounted there"
         return {
+            "reason": reason,
             "cluster_id": mount.identity.cluster_id,
-            **await mount.dataset_bytes.describe(ready=mount.ready),
+            **await mount.dataset_bytes.describe(ready=not reason),
         }
 
     async def _refresh(self, request: dict[str, Any]) -> dict[str, Any]:

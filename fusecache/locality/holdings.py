@@ -72,7 +72,7 @@ def answer_of(mountpoint: str, reply: Mapping[str, Any], max_age_s: float) -> Mo
     """
     try:
         ready = bool(reply["ready"])
-        state = MountState(mountpoint, ready, "" if ready else "the mount does not serve reads yet")
+        state = MountState(mountpoint, ready, "" if ready else str(reply["reason"]))
         age_s = reply["measured_age_s"]
         current = age_s is not None and float(age_s) <= max_age_s
         datasets = tuple(

@@ -142,8 +142,7 @@ class Reporter:
                 call.cancel()
             if reading is not None:
                 reading.cancel()
-                with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError):
-                    await reading
+                await asyncio.gather(reading, return_exceptions=True)  # what it met was told above
             await channel.close()
 
     async def _report_through(self, call: _Stream, reading: asyncio.Task[None]) -> str:

@@ -46,6 +46,7 @@ def reply(
 ) -> dict[str, Any]:
     return {
         "ready": ready,
+        "reason": "" if ready else "not yet",
         "measured_age_s": age_s,
         "datasets": list(datasets),
         "cluster_id": "cluster",
@@ -67,6 +68,7 @@ def test_merge_data_set_of_several_mounts_counts_once_and_the_one_that_serves_it
     assert merged(reply(dataset("a", 99), ready=False), reply(a)).datasets["a"].ready
     alone = merged(reply(a, ready=False)).datasets["a"]
     assert (alone.ready, alone.total_bytes) == (False, 100)
+    assert merged(reply(a, ready=False)).mounts == (MountState("/mnt/0", False, "not yet"),)
     assert not merged(reply(part)).datasets["a"].ready
 
 
@@ -99,6 +101,7 @@ def test_answer_measured_too_long_ago_counts_no_bytes(age_s: float | None) -> No
     "told",
     [
         {},
+        {"ready": False},
         {**reply(), "datasets": 5},
         {**reply(), "datasets": [{"name": "a"}]},
         reply(dataset("a", -1)),

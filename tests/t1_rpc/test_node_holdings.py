@@ -23,6 +23,7 @@ from tests.support.log_noise import Declare
 ANSWER = {
     "ok": True,
     "ready": True,
+    "reason": "",
     "cluster_id": "c",
     "measured_age_s": 0.1,
     "datasets": [
@@ -139,7 +140,7 @@ def test_mount_that_starts_answers_ends(mount: FakeMount) -> None:
         (b"no json", "which is not JSON"),
         ({"ok": True, "ready": True}, "answered 'locality' with something else"),
         ({"ok": False, "type": "UsageError", "error": "the kind 'locality' is not known"}, "is not known"),
-        ({**ANSWER, "ready": False}, "does not serve reads yet"),
+        ({**ANSWER, "ready": False, "reason": "it does not serve reads yet"}, "does not serve reads yet"),
     ],
 )
 def test_mount_that_gives_no_answer_is_not_ready_until_it_gives_one(

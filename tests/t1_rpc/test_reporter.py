@@ -167,6 +167,23 @@ def test_controller_that_falls_silent_is_noticed_and_left(
         assert controller.stream(1, reports=2).reports[0].full
 
 
+def test_error_of_our_own_is_logged_and_reporting_begins_anew(
+    nodes: SimulatedNodes, controller: ScriptedController, expected_logs: Declare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected_logs("report_failed", count=1)
+    expected_logs("controller_stream_failed.*an unexpected error", count=1)
+    first = controller.stream(reports=2)
+
+    def broken(state: ReportState, directive: Directive, now_s: float) -> None:
+        raise RuntimeError("a bug")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ReportState, "receive", broken)
+        controller.order(first, report_fully())
+        controller.wait(lambda: first.ended, "the end of the stream")
+    assert controller.stream(1, reports=2).local_bytes("a") == 10
+
+
 def test_thread_ends_in_time_though_the_controller_never_answers(expected_logs: Declare) -> None:
     metrics = Metrics()
     with socket.create_server(("127.0.0.1", 0)) as deaf:

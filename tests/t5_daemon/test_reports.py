@@ -17,7 +17,7 @@ import pytest
 from fusecache.daemon.control_client import call, socket_path
 from tests.support.command import ROOT, environment
 from tests.support.log_noise import Declare
-from tests.support.mounting import command, is_mounted, needs_fuse
+from tests.support.mounting import Mount, command, is_mounted, needs_fuse
 from tests.support.scripted_controller import ScriptedController
 
 pytestmark = needs_fuse
@@ -115,7 +115,10 @@ def node(tmp_path: Path, controller: ScriptedController) -> Iterator[Node]:
         yield running
 
 
-def test_reported_bytes_are_those_in_the_block_folder_and_follow_it(node: Node, controller: ScriptedController) -> None:
+def test_reported_bytes_are_those_in_the_block_folder_and_follow_it(
+    node: Node, controller: ScriptedController, expected_logs: Declare
+) -> None:
+    expected_logs("controller_stream_failed", count=1)
     train_bytes = node.lengths["train/one"] + node.lengths["train/deep/two"]
     stream = controller.stream()
 
@@ -153,12 +156,21 @@ def test_reported_bytes_are_those_in_the_block_folder_and_follow_it(node: Node, 
     assert float(held.removeprefix(gauge)) == train_bytes - MIB
     assert "fusecache_mount_ready 0.0" not in metrics  # `serve` itself is no mount
 
+    # Without a controller the node works alone; when it is back, it is told everything.
+    controller.stop()
+    controller.wait(lambda: stream.ended, "the end of the stream")
+    assert (node.mountpoint / "other" / "three").read_bytes() == (node.folder / "source/other/three").read_bytes()
+    controller.start()
+    stream = controller.stream(1)
+    controller.wait(lambda: stream.local_bytes("other") == 5000, "what was read meanwhile")
+    assert stream.local_bytes("train") == train_bytes - MIB
+
     # Ended by a signal: the last word is that nothing is served here any longer.
     node.process.send_signal(signal.SIGTERM)
     assert node.process.wait(60) == 0
     assert stream.not_ready() == {str(node.mountpoint): "the node's daemon ends (SIGTERM)"}
     assert not any(dataset.ready for dataset in stream.known().values())
-    assert len(controller.streams) == 1
+    assert len(controller.streams) == 2
 
 
 def test_stuck_and_killed_mount_is_reported_not_ready_with_the_reason(
@@ -181,3 +193,23 @@ def test_stuck_and_killed_mount_is_reported_not_ready_with_the_reason(
     assert node.process.wait(60) == 3
     assert stream.not_ready() == {where: "its process ended with SIGKILL"}
     assert not any(dataset.ready for dataset in stream.known().values())
+
+
+def test_mount_that_is_detached_under_an_open_file_is_not_ready(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "file").write_bytes(b"bytes")
+    mount = Mount(str(tmp_path / "source"), tmp_path / "mnt", environment=environment(tmp_path))
+    control = socket_path(tmp_path / "run", mount.mountpoint)
+    try:
+        mount.start()
+        with (mount.mountpoint / "file").open("rb") as file:
+            told = call(control, "locality", 10)
+            assert (told["ready"], told["reason"], told["datasets"]) == (True, "", [])
+            subprocess.run(["fusermount3", "-uz", str(mount.mountpoint)], check=True)
+            told = call(control, "locality", 10)
+            assert (told["ready"], told["reason"]) == (False, "it is no longer what is mounted there")
+            assert file.read() == b"bytes"
+        assert mount.process is not None
+        assert mount.process.wait(30) == 0
+    finally:
+        mount.cleanup()
