@@ -225,24 +225,29 @@ class DatasetBytes:
     async def _measure(self) -> None:
         """One measurement. What can't be measured now keeps its last figure."""
         async with self._measuring:
-            with trio.move_on_after(FIND_S):
-                for number, dataset in enumerate(self._datasets):
-                    try:
-                        self._tops[number] = await self._top_of(dataset)
-                    except UpstreamError as error:
-                        log.info("data set not found now", dataset=dataset.name, error=str(error))
             try:
-                self._last = await trio.to_thread.run_sync(
-                    self._measure_in_thread, tuple(self._tops), limiter=self._limiter
-                )
+                await self._find_tops()
+                last = await trio.to_thread.run_sync(self._measure_in_thread, tuple(self._tops), limiter=self._limiter)
             except (UpstreamError, StateError) as error:
                 log.info("data sets not measured", error=str(error))
+            except Exception:
+                # A bug of ours costs figures, which grow old and then count as nothing, never the mount.
+                log.exception("measuring data sets failed")
             else:
-                for measured, (total, local) in zip(self._last.datasets, self._gauges, strict=True):
+                self._last = last
+                for measured, (total, local) in zip(last.datasets, self._gauges, strict=True):
                     total.set(measured.total_bytes)
                     local.set(measured.local_bytes)
             self._measured.set()
             self._measured = trio.Event()
+
+    async def _find_tops(self) -> None:
+        with trio.move_on_after(FIND_S):
+            for number, dataset in enumerate(self._datasets):
+                try:
+                    self._tops[number] = await self._top_of(dataset)
+                except UpstreamError as error:
+                    log.info("data set not found now", dataset=dataset.name, error=str(error))
 
     async def _top_of(self, dataset: MountedDataset) -> int | None:
         """Inode of the data set's folder, or of the mount when that is within it; None when there is none. Raises
@@ -313,8 +318,8 @@ class DatasetBytes:
         listings = (self._store.entry_count(), self._changed.value, self._unchanged.value, tops)
         now = self._clock.now()
         if listings != self._surveyed_by or now - self._surveyed_at_s >= SURVEY_S:
-            self._surveyed_by, self._surveyed_at_s = listings, now
             self._surveys = [self._survey(dataset, top) for dataset, top in zip(self._datasets, tops, strict=True)]
+            self._surveyed_by, self._surveyed_at_s = listings, now
 
     def _survey(self, dataset: MountedDataset, top: int | None) -> Survey:
         if top is None:
@@ -369,7 +374,11 @@ class DatasetBytes:
     # ---- what lies here, from the block files ----
 
     def _visible_folders(self) -> list[bytes]:
-        return [folder for folder in self._client.block_folders if os.path.isdir(folder)]
+        return [
+            folder
+            for folder in self._client.block_folders
+            if os.path.isdir(folder) and os.access(folder, os.R_OK | os.X_OK)
+        ]
 
     def _learn_folders(self) -> list[bytes]:
         """Ask this node's block worker where it keeps a block that the listings place here."""
@@ -393,8 +402,6 @@ class DatasetBytes:
         times = {folder: _modified_ns(folder) for folder in folders}
         if not again and not everything and times == self._folder_times:
             return self._held_bytes
-        if everything:
-            self._all_placed_by, self._all_placed_at_s = listings, now
         placer = _Placer(self._store, tops, pause=_every(SLICE, _pause))
         self._held.begin(again=again, everything=everything)
         for folder in folders:
@@ -403,6 +410,8 @@ class DatasetBytes:
                 _pause()
         self._held_bytes = self._held.finish()
         self._placed_by = listings
+        if everything:
+            self._all_placed_by, self._all_placed_at_s = listings, now
         settled_ns = time.time_ns() - SETTLED_NS
         self._folder_times = {
             folder: at_ns for folder, at_ns in times.items() if at_ns is not None and at_ns < settled_ns
@@ -431,6 +440,9 @@ class DatasetBytes:
             await trio.sleep(TROUBLE_S)
         except FusecacheError as error:
             log.info("folder of a data set can't be listed", inode=folder, error=str(error))
+            self._not_before[folder] = self._clock.now() + RELIST_S
+        except Exception:
+            log.exception("listing a folder of a data set failed", inode=folder)
             self._not_before[folder] = self._clock.now() + RELIST_S
         else:
             self._listed.set()

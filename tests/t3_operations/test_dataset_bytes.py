@@ -8,13 +8,16 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import trio
 
 from fusecache.config.settings import MountedDataset, MountPlan, Settings
 from fusecache.daemon.dataset_bytes import RECHECK_S, WORKERS_AGE_S, DatasetBytes
 from fusecache.embedded.server import EmbeddedServer
+from fusecache.locality.totals import Totals
 from tests.support.below_kernel import BelowKernel, MovableClock, below_kernel, cluster_of
 from tests.support.embedded import WireClient, embedded_server, read_request
+from tests.support.log_noise import Declare
 
 BLOCK = 4096
 FILES = {
@@ -176,3 +179,21 @@ async def test_with_a_controller_what_nobody_listed_is_listed(tmp_path: Path) ->
                     await trio.sleep(0.01)
             nursery.cancel_scope.cancel()
         assert (told["total_bytes"], told["ready"]) == (TRAIN, True)
+
+
+async def test_error_of_our_own_costs_figures_and_not_the_mount(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expected_logs: Declare, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected_logs("measuring data sets failed")
+    async with rig(tmp_path, "/train", report_interval_s=0.05) as node, trio.open_nursery() as nursery:
+        with monkeypatch.context() as patch:
+            patch.setattr(Totals, "survey", lambda *_, **__: 1 / 0)
+            nursery.start_soon(node.measured.run)
+            with trio.fail_after(20):
+                while not caplog.text.count("measuring data sets failed") >= 2:
+                    await trio.sleep(0.01)
+            assert (await node.told())["measured_age_s"] is None
+        with trio.fail_after(20):
+            while (await node.told())["measured_age_s"] is None:
+                await trio.sleep(0.01)
+        nursery.cancel_scope.cancel()
