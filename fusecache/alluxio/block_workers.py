@@ -108,6 +108,8 @@ class BlockWorkers:
 
     def suspect(self, worker: BlockWorkerInfo, reason: str) -> None:
         """`worker` failed in a way that another request would meet too."""
+        if self._closed:
+            return  # it was we who ended the call
         now = self._clock.now()
         if now - self._warned_s.get(worker.worker_id, -SUSPECT_S) >= SUSPECT_S:
             self._warned_s[worker.worker_id] = now

@@ -251,9 +251,10 @@ class AlluxioClient:
 
     def close(self) -> None:
         """End every call and close every connection."""
-        self._watch.close()
+        # First, so that calls which fail by this are nobody's fault.
         self._workers.close()
         self._masters.close()
+        self._watch.close()
 
     def _local_path(self, block_id: int, locations: Sequence[int], budget: Budget) -> tuple[bytes, bytes] | None:
         """Where one of this node's block workers has the block; asks only holders when they are known."""

@@ -183,6 +183,29 @@ def test_sigterm_with_reads_in_flight_lets_them_finish(
             assert not is_mounted(mountpoint)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="another mount namespace needs root")
+def test_sigterm_mount_that_another_namespace_has_copied_ends_all_the_same(
+    folder: Path, mountpoint: Path, environment: dict[str, str], expected_logs: Callable[..., None]
+) -> None:
+    """S25: a container with a copy of the mount keeps the kernel from ending it; the process ends, and says so."""
+    expected_logs("another mount namespace still has the mount", count=1)
+    mount = Mount(str(folder), mountpoint, environment=environment)
+    with contextlib.ExitStack() as stack:
+        stack.callback(mount.cleanup)
+        mount.start()
+        copy = stack.enter_context(
+            subprocess.Popen(["unshare", "--mount", "--propagation", "private", "sleep", "1000"])
+        )
+        stack.callback(copy.kill)
+        theirs = Path(f"/proc/{copy.pid}/mountinfo")
+        own = os.readlink("/proc/self/ns/mnt")
+        until(lambda: os.readlink(f"/proc/{copy.pid}/ns/mnt") != own, "the other namespace is there")
+        os.kill(mount.pid, signal.SIGTERM)
+        assert ended(mount) == 0
+        assert not is_mounted(mountpoint)
+        assert str(mountpoint) in theirs.read_text(), "the copy was gone, so nothing was tested"
+
+
 def test_sigterm_busy_mount_is_detached_at_once_and_said_so(
     folder: Path, mountpoint: Path, environment: dict[str, str], expected_logs: Callable[..., None]
 ) -> None:
