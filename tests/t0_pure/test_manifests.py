@@ -330,7 +330,7 @@ def test_paths_of_the_node_configuration_are_volumes_of_its_pod() -> None:
     host = {volume["name"]: volume.get("hostPath", {}).get("path") for volume in NODE_POD["volumes"]}
     mounted = {mount["name"]: mount for mount in NODE["volumeMounts"]}
     assert set(mounted) == set(host)
-    for name in ("mounts", "state", "runtime", "fuse-device"):
+    for name in ("mounts", "state", "runtime", "fuse-device", "read-ahead"):
         assert mounted[name]["mountPath"] == host[name], "the same path inside and outside"
     for mount in node.mounts:
         assert mount.mountpoint.parent == Path(mounted["mounts"]["mountPath"])

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.cluster.api import JSON_PATCH, NODES, Api, Refused, pods
+from tests.cluster.api import JSON_PATCH, NODES, STRATEGIC_PATCH, Api, Refused, pods
 from tests.cluster.manifests.actions import GATE, UNGATE, acting_as, create_pod, pod
 from tests.cluster.world import World
 
@@ -97,3 +97,46 @@ def test_controller_reads_pods_of_every_namespace_and_keeps_its_lease(world: Wor
     assert controller.get(pods("opted-out", name))["metadata"]["name"] == name
     assert name in [item["metadata"]["name"] for item in controller.get("/api/v1/pods")["items"]]
     assert controller.get(NODES)["items"]
+
+
+GRANTED = "granted-by-mistake"
+EPHEMERAL = {"spec": {"ephemeralContainers": [{"name": "intruder", "image": "evil"}]}}
+
+
+@pytest.fixture
+def too_many_rights(world: World) -> str:
+    """A namespace in which somebody made the controller an administrator of everything."""
+    world.api.create("/api/v1/namespaces", {"metadata": {"name": GRANTED}})
+    binding = {
+        "metadata": {"name": "mistake"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},
+        "subjects": [{"kind": "ServiceAccount", "name": "controller", "namespace": "fusecache"}],
+    }
+    world.api.create(f"/apis/rbac.authorization.k8s.io/v1/namespaces/{GRANTED}/rolebindings", binding)
+    secrets = f"/api/v1/namespaces/{GRANTED}/secrets"
+    world.wait_until(lambda: _may_read(acting_as(world, "controller"), secrets), "the binding is not in force")
+    return GRANTED
+
+
+def _may_read(api: Api, path: str) -> bool:
+    try:
+        api.get(path)
+    except Refused:
+        return False
+    return True
+
+
+def test_fence_holds_for_pods_even_when_somebody_grants_more(
+    world: World, controller: Api, too_many_rights: str
+) -> None:
+    name = create_pod(world, pod("there", GATE), too_many_rights)
+    attempts: list[Callable[[], object]] = [
+        lambda: controller.delete(pods(too_many_rights, name)),
+        lambda: controller.create(pods(too_many_rights), pod("made")),
+        lambda: controller.create(pods(too_many_rights, name) + "/eviction", {"metadata": {"name": name}}),
+        lambda: controller.patch(pods(too_many_rights, name) + "/ephemeralcontainers", EPHEMERAL, STRATEGIC_PATCH),
+    ]
+    for attempt in attempts:
+        with pytest.raises(Refused, match=r"fusecache-fence.*only patches pods and their status"):
+            attempt()
+    assert world.api.exists(pods(too_many_rights, name))
