@@ -133,6 +133,7 @@ class ControlPlane:
                     f"--root-ca-file={self.authority.certificate}",
                     "--use-service-account-credentials=true",
                     "--leader-elect=false",
+                    f"--flex-volume-plugin-dir={self.folder / 'volume-plugins'}",
                     f"--node-monitor-grace-period={NODE_GRACE_S}s",
                     f"--node-startup-grace-period={NODE_GRACE_S}s",
                 ],

@@ -16,17 +16,21 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from tests.cluster import image
 from tests.cluster.api import JSON_PATCH, Object, Refused, pods
 from tests.cluster.installation import MOUNT, MOUNTS, NAMESPACE, TRAINING, Installation, training_pod
 from tests.cluster.world import World
 from tests.support.mounting import command
 
 WAIT_S = 90.0
-POLL_S = 0.1
+POLL_S = 0.05
 GATE = "fusecache.io/locality"
 DECISION = "fusecache.io/decision"
 LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/fusecache-controller"
 DEPLOYMENT = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/fusecache-controller"
+DATASETS = {"imagenet": (40, 100_000), **{f"set-{number}": (3, 50_000 + number) for number in range(5)}}
+"""Name -> (files, size of each in bytes). A data set is the folder of its name in what is served."""
+
 DAEMON_SET = f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets/fusecache-node"
 
 
@@ -233,11 +237,6 @@ class Stories:
         found: dict[str, Any] = json.loads(pod["metadata"]["annotations"][DECISION])
         return found
 
-    def created_to_bound_s(self, pod: Object) -> float:
-        """Whole seconds, as the API server notes them: from creation to the PodScheduled condition."""
-        scheduled = next(one for one in pod["status"]["conditions"] if one["type"] == "PodScheduled")
-        return (_time(scheduled["lastTransitionTime"]) - _time(pod["metadata"]["creationTimestamp"])).total_seconds()
-
     def lease(self) -> Object:
         """The spec of the controller's Lease; empty when there is none."""
         if not self.api.exists(LEASE):
@@ -252,6 +251,22 @@ class Stories:
             return False
         age_s = (datetime.now(UTC) - _time(lease["renewTime"])).total_seconds()
         return bool(age_s <= lease["leaseDurationSeconds"])
+
+
+def install(world: World) -> Stories:
+    """Make the data, load the image of this checkout, apply the manifests; returns when reads and placing work."""
+    assert world.node is not None, "fusecache needs the real node"
+    world.node.load_image(image.build(world.folder / "fusecache.tar"))
+    installation = Installation(world, {name: name for name in DATASETS})
+    for name, (files, size_bytes) in DATASETS.items():
+        folder = installation.served / name
+        folder.mkdir(parents=True)
+        for number in range(files):
+            (folder / f"{number:03d}.bin").write_bytes(os.urandom(size_bytes))
+    installation.start()
+    installed = Stories(world, installation)
+    installed.wait_installed()
+    return installed
 
 
 def gates(pod: Object) -> list[str]:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.cluster import node
 from tests.cluster.api import pods
 from tests.cluster.world import World
+
+pytestmark = pytest.mark.timeout(600)
 
 
 def test_a_pod_runs_on_the_real_node(world: World) -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.cluster import node
-from tests.cluster.conftest import DATASETS
 from tests.cluster.installation import MOUNT, training_pod
-from tests.cluster.stories import GATE, Stories, gates, reads_all, sums_of
+from tests.cluster.stories import DATASETS, GATE, Stories, gates, reads_all, sums_of
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -29,5 +28,4 @@ def test_a_gated_pod_is_released_to_the_node_with_the_data_and_reads_it(stories:
     assert gates(ended) == []
     decision = stories.decision(ended)
     assert (decision["state"], decision["node"], decision["bytes"]) == ("placed", node.NAME, files * size_bytes)
-    print(f"created to bound: {stories.created_to_bound_s(ended):g} s")
     stories.delete("reader")

@@ -103,7 +103,9 @@ class World:
 
     def kubectl(self, *arguments: str | Path, given: str | None = None, timeout_s: float = 60.0) -> str:
         """kubectl as administrator; what it printed. RuntimeError with what it said when it fails."""
-        command = [self._programs / "kubectl", f"--kubeconfig={self.kubeconfig}", *arguments]
+        # A cache that outlives the cluster would tell of another one with the same address.
+        ours = (f"--kubeconfig={self.kubeconfig}", f"--cache-dir={self.folder / 'kubectl'}")
+        command = [self._programs / "kubectl", *ours, *arguments]
         done = subprocess.run(
             list(map(str, command)), input=given or "", capture_output=True, text=True, timeout=timeout_s, check=False
         )
