@@ -24,7 +24,7 @@ LEVEL_BUDGET_S = {
     "t3_operations": 40,
     "t4_mount": 120,
     "t5_daemon": 200,
-    "t6_controller": 60,
+    "t6_controller": 120,
     "faults": 120,
     "contract": 40,
     "cluster": 900,

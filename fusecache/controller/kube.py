@@ -23,7 +23,7 @@ from urllib.parse import quote, urlencode
 
 import aiohttp
 from kubernetes.aio.client import ApiClient, Configuration
-from kubernetes.aio.config import ConfigException, load_incluster_config, load_kube_config
+from kubernetes.aio.config import load_incluster_config, load_kube_config
 
 from fusecache.errors import (
     ApiRefused,
@@ -90,10 +90,10 @@ class KubeApi:
                 )
             else:
                 load_incluster_config(client_configuration=configuration)
-        except (ConfigException, OSError, ValueError) as failure:
+        except Exception as failure:  # noqa: BLE001 - the client raises whatever its reading of a broken file runs into
             where = f"kubeconfig {str(kubeconfig)!r}" if kubeconfig else "not in a pod (no service account)"
             hint = "" if kubeconfig else "; give --kubeconfig FILE"
-            raise UsageError(f"{where}: {cut(str(failure))}{hint}") from None
+            raise UsageError(f"{where}: {_why(failure)}{hint}") from None
         return cls(ApiClient(configuration), metrics)
 
     @property

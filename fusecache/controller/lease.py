@@ -67,7 +67,14 @@ class LeaseHolder:
                     await self._try()
             except PatchConflict:
                 log.info("lease_taken_by_another", lease=f"{self._namespace}/{self._name}")
-            except (TimeoutError, CoSchedulingError) as failure:
+            except TimeoutError:
+                seconds = self._election.renew_every_s
+                log.warning(
+                    "lease_not_renewed",
+                    lease=f"{self._namespace}/{self._name}",
+                    error=f"no answer within {seconds:g} s",
+                )
+            except CoSchedulingError as failure:
                 log.warning("lease_not_renewed", lease=f"{self._namespace}/{self._name}", error=failure)
             self._tell()
             # Half an interval away at most, so that the end of leading is told soon after it came.

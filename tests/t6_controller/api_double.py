@@ -9,8 +9,10 @@ It knows no authorization and no admission policies; the tests against a real AP
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -61,7 +63,7 @@ class ApiDouble:
 
     def __enter__(self) -> ApiDouble:
         handler = type("Handler", (_Handler,), {"api": self})
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self._server = _Server(("127.0.0.1", 0), handler)
         self._server.daemon_threads = False
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), name="api-double")
         self._thread.start()
@@ -154,6 +156,11 @@ class ApiDouble:
         with self._changed:
             return len(self._refusals)
 
+    def allow_all(self) -> None:
+        """No more refusals."""
+        with self._changed:
+            self._refusals.clear()
+
     def forget_history(self) -> None:
         """Watches that resume from before now get 410."""
         with self._changed:
@@ -172,6 +179,12 @@ class ApiDouble:
         """The next second pages of lists get 410."""
         with self._changed:
             self._expire_pages = times
+
+    @contextlib.contextmanager
+    def stuck(self) -> Iterator[None]:
+        """Answer nothing meanwhile."""
+        with self._changed:
+            yield
 
     # ---- the API ----
 
@@ -302,6 +315,12 @@ def _chosen(pod: Json, nodes: list[str]) -> str:
     return str(nominated if nominated in nodes else nodes[0])
 
 
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exception(), ConnectionError):  # a client that was killed is no error of ours
+            super().handle_error(request, client_address)
+
+
 class _Handler(BaseHTTPRequestHandler):
     api: ApiDouble
     protocol_version = "HTTP/1.1"
@@ -357,24 +376,22 @@ class _Handler(BaseHTTPRequestHandler):
             code, answer = 200, act()
         except Refused as refusal:
             code, answer = refusal.code, {"kind": "Status", "code": refusal.code, "message": str(refusal)}
+        self._send(code, answer)
+
+    def _send(self, code: int, answer: Json) -> None:
         data = json.dumps(answer).encode()
-        self.send_response(code)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
+        with contextlib.suppress(ConnectionError):  # who asked may be gone
+            self.send_response(code)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
 
     def _watch(self, kind: str, query: dict[str, str]) -> None:
         try:
             self.api.called("WATCH", self._path(), self.headers.get("Authorization", ""))
         except Refused as refusal:
-            message = str(refusal)
-            code = refusal.code
-            self.send_response(code)
-            data = json.dumps({"code": code, "message": message}).encode()
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
+            self._send(refusal.code, {"code": refusal.code, "message": str(refusal)})
             return
         self.send_response(200)
         self.send_header("Transfer-Encoding", "chunked")
