@@ -1,6 +1,6 @@
 """What the metadata cache costs for 1,000,000 files: time to load, disk, memory, look-ups; and calls to the master.
 
-    python -m perf.micro.metadata_store [--files 1000000] [--folders 1000] [--json FILE]
+    python -m perf.micro.metadata_store [--files 1000000] [--folders 1000] [--output perf/results]
 
 The tree under test is the real one (store, listing threads, hot entries); the master is a function that makes
 listings up, in pieces of 1,000 entries as a stream has them, and holds none. So the numbers are the cache's own:
@@ -209,6 +209,7 @@ async def _measure_tree(
     hot_inode_us = microseconds(tree.hot, [inode for *_, inode in sample[-20_000:]])
     call_us = microseconds(lambda key: _nothing(*key), hot)
     return {
+        "idle_private_bytes": memory.baseline,
         "list_calls": list_calls,
         "load_s": load_s,
         "load_cpu_s": load_cpu_s,
@@ -287,6 +288,7 @@ ROWS = (
     ("  of it CPU, seconds", "refresh_unchanged_cpu_s", 1.0, "{:.1f}"),
     ("ListStatus calls to load", "list_calls", 1.0, "{:.0f}"),
     ("disk, MB", "disk_bytes", 1e-6, "{:.0f}"),
+    ("private memory, idle, MB", "idle_private_bytes", 1e-6, "{:.1f}"),
     ("private memory above idle: highest while loading, MB", "private_bytes_while_loading", 1e-6, "{:.1f}"),
     ("private memory above idle: loaded, MB", "private_bytes_loaded", 1e-6, "{:.1f}"),
     ("private memory above idle: highest while listing again, MB", "private_bytes_refreshing", 1e-6, "{:.1f}"),
@@ -299,21 +301,23 @@ ROWS = (
 )
 
 
-def report(layouts: list[dict[str, float]], calls: list[dict[str, float | bool]]) -> None:
+def report(layouts: list[dict[str, float]], calls: list[dict[str, float | bool]]) -> str:
     """Both tables as text."""
+    lines: list[str] = []
     heads = [f"{layout['files']:,.0f} files, {layout['folders']:,.0f} folders" for layout in layouts]
-    print(f"{'':55}" + "".join(f"{head:>34}" for head in heads))
+    lines.append(f"{'':59}" + "".join(f"{head:>34}" for head in heads))
     for title, key, factor, form in ROWS:
-        print(f"{title:55}" + "".join(f"{form.format(layout[key] * factor):>34}" for layout in layouts))
+        lines.append(f"{title:59}" + "".join(f"{form.format(layout[key] * factor):>34}" for layout in layouts))
     policy = FreshnessPolicy()
-    print(
+    lines.append(
         f"\nListStatus calls a minute at the master, {AGENTS} agents, all folders in use all the time\n"
         f"(refresh_s {policy.refresh_s:.0f}, at most {policy.refresh_calls_per_s:.0f} calls a second and agent; "
         "first listings not counted):"
     )
     for row in calls:
         kind = "immutable" if row["immutable"] else "refreshed"
-        print(f"{row['folders']:>10,} folders, {kind}: {row['calls_per_minute']:>10,.0f}")
+        lines.append(f"{row['folders']:>10,} folders, {kind}: {row['calls_per_minute']:>10,.0f}")
+    return "\n".join(lines) + "\n"
 
 
 def main() -> None:
@@ -321,7 +325,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--files", type=int, default=1_000_000)
     parser.add_argument("--folders", type=int, default=1000, help="folders of the second layout; the first has one")
-    parser.add_argument("--json", type=Path, help="write all numbers there")
+    parser.add_argument("--output", type=Path, help="folder for metadata-store.json and .txt")
     parser.add_argument("--measure", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.measure is not None:
@@ -335,9 +339,12 @@ def main() -> None:
         child = subprocess.run([*command, "--measure", str(folders)], check=True, stdout=subprocess.PIPE)
         layouts.append(json.loads(child.stdout))
     calls = simulate()
-    report(layouts, calls)
-    if arguments.json:
-        arguments.json.write_text(json.dumps({"layouts": layouts, "master_calls": calls}, indent=2) + "\n")
+    text = report(layouts, calls)
+    print(text, end="")
+    if arguments.output:
+        numbers = json.dumps({"layouts": layouts, "master_calls": calls}, indent=2) + "\n"
+        (arguments.output / "metadata-store.json").write_text(numbers)
+        (arguments.output / "metadata-store.txt").write_text(text)
 
 
 if __name__ == "__main__":
