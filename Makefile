@@ -33,7 +33,7 @@ test-real: ## contract tests and whole trees against real Alluxio 2.9.3 servers 
 test-cluster: ## a whole real Kubernetes node and the stories on it (root; the first run builds Kubernetes)
 	@.ci/prepare cluster
 	@$(PYTHON) -m tests.cluster build
-	@FUSECACHE_TEST_CLUSTER=kubernetes $(PYTHON) -m pytest tests/cluster
+	@FUSECACHE_TEST_CLUSTER=kubernetes $(PYTHON) -m pytest -o faulthandler_timeout=600 tests/cluster
 
 bench: ## fusecache against alluxio-fuse, bindfs and native, on the same real Alluxio data
 	@.ci/prepare java bench

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,13 @@ def ours(example: str, folder: Path) -> Path:
     return folder
 
 
+def from_readme(part: str, pod: str = "") -> list[str]:
+    """The arguments of the README's one kubectl command with that in it, comments left out."""
+    lines = (DEPLOY.parent / "README.md").read_text().splitlines()
+    (line,) = (line for line in lines if line.startswith("kubectl ") and part in line)
+    return [argument.replace("POD", pod) for argument in shlex.split(line, comments=True)[1:]]
+
+
 @pytest.mark.parametrize("example", ["training", "training-restricted"])
 def test_example_reads_its_data_set_on_the_node_that_has_it(stories: Stories, tmp_path: Path, example: str) -> None:
     stories.make_warm("imagenet", node.NAME)
@@ -54,6 +62,10 @@ def test_example_reads_its_data_set_on_the_node_that_has_it(stories: Stories, tm
     assert (decision["state"], decision["node"]) == ("placed", node.NAME)
     read = stories.log(name, example).replace(f"{IN_POD}/imagenet/", "./")
     assert sorted(read.splitlines()) == sorted(sums_of(stories.installation.served / "imagenet").splitlines())
+    if example == "training":
+        assert "imagenet" in stories.world.kubectl(*from_readme("fusecache locality"))
+        assert f"{node.NAME} serves " in stories.world.kubectl(*from_readme("fusecache explain", name))
+        assert name in stories.world.kubectl(*from_readme("FusecachePlaced"))
     stories.world.kubectl("delete", "job", "-n", example, "train", "--wait=true")
 
 
