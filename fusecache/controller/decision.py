@@ -16,6 +16,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
+from fusecache.config.units import approximate_size
 from fusecache.controller.model import DECISION, GATE, Pod
 from fusecache.controller.planner import Candidate, Choice
 from fusecache.controller.verdict import Wish
@@ -54,9 +55,11 @@ def decide(state: State, wish: Wish, reason: str, choice: Choice | None) -> Deci
     """The decision of a verdict; for `placed` the sentence is made from the choice."""
     best = choice.best if choice is not None and state == "placed" else None
     if best is not None:
-        reason = f"{best.node_name} serves {best.held_bytes} bytes of {', '.join(wish.datasets)} itself"
+        datasets = ", ".join(wish.datasets)
+        reason = f"{best.node_name} serves {approximate_size(best.held_bytes)} of {datasets} by itself"
         if choice is not None and choice.runner_up is not None:
-            reason += f"; next is {choice.runner_up.node_name} with {choice.runner_up.held_bytes}"
+            runner_up = choice.runner_up
+            reason += f"; next is {runner_up.node_name} with {approximate_size(runner_up.held_bytes)}"
     if wish.note:
         reason += f" ({wish.note})"
     return Decision(
@@ -148,11 +151,12 @@ def read_annotation(text: str | None) -> Written | None:
 def holds_on(pod: Pod) -> str:
     """The node whose resources the pod takes, for the books: where it is bound, or was directed to; "" for none.
 
-    A pod with our gate takes nothing yet, whatever its status nominates: it is about to be planned.
+    A pod with our gate takes nothing yet, whatever its status nominates: it is about to be planned. Nor does one that
+    only an annotation, which anybody may write, directs to a node and that the scheduler did not get there.
     """
     if pod.ended or pod.gated:
         return ""
-    if pod.node_name or pod.nominated_node:
+    if pod.node_name or pod.nominated_node or pod.unschedulable:
         return pod.node_name or pod.nominated_node
     written = read_annotation(pod.annotations.get(DECISION))
     return written.node_name if written is not None and written.state == "placed" else ""

@@ -131,25 +131,22 @@ class KubeApi:
             "timeoutSeconds": WATCH_S,
             "resourceVersion": resource_version,
         }
-        async with asyncio.timeout(WATCH_S + WATCH_SLACK_S) as limit:
+        try:
+            response = await self._send("GET", path, query, None, "", WATCH_S + WATCH_SLACK_S)
             try:
-                response = await self._send("GET", path, query, None, "", WATCH_S + WATCH_SLACK_S)
-                try:
-                    await self._check(response, "WATCH", path)
-                    async for line in _lines(response):
-                        event = json.loads(line)
-                        if event["type"] == "ERROR":
-                            status = event["object"]
-                            raise _error(int(status.get("code") or 500), str(status.get("message")), "watch", path)
-                        yield WatchEvent(event["type"], event["object"])
-                finally:
-                    response.close()
-            except TimeoutError:
-                if not limit.expired():
-                    raise ApiUnavailable(f"watch {path}: no answer in time") from None
-                raise
-            except (aiohttp.ClientError, OSError, ValueError, KeyError) as failure:
-                raise ApiUnavailable(f"watch {path}: {_why(failure)}") from failure
+                await self._check(response, "WATCH", path)
+                async for line in _lines(response):
+                    event = json.loads(line)
+                    if event["type"] == "ERROR":
+                        status = event["object"]
+                        raise _error(int(status.get("code") or 500), str(status.get("message")), "WATCH", path)
+                    yield WatchEvent(event["type"], event["object"])
+            finally:
+                response.close()
+        except TimeoutError:
+            raise ApiUnavailable(f"WATCH {path}: the server should have ended it by now") from None
+        except (aiohttp.ClientError, OSError, ValueError, KeyError) as failure:
+            raise ApiUnavailable(f"WATCH {path}: {_why(failure)}") from failure
 
     async def read_pod(self, namespace: str, name: str) -> dict[str, Any]:
         """One pod. ObjectMissing when there is none."""

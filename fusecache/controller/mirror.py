@@ -87,9 +87,6 @@ class Mirror(Generic[Value]):
             except WatchExpired:
                 log.info("listing_again", resource=self._path)
                 version = ""
-            except TimeoutError:
-                # The server did not end the watch when it should have: the connection is dead.
-                log.info("watch_silent", resource=self._path)
             except CoSchedulingError as failure:
                 self.trouble = str(failure)
                 log.warning("watch_failed", resource=self._path, error=failure)

@@ -139,6 +139,8 @@ class Pod:
     """creationTimestamp, RFC 3339: sorts as it stands."""
     priority: int
     requests: Resources
+    unschedulable: bool
+    """The scheduler tried and found no node."""
     problem: str = ""
     """Why its requests can't be read; empty when they can."""
     node_selector: Mapping[str, str] = field(default_factory=dict)
@@ -204,6 +206,10 @@ def pod_from_json(raw: Mapping[str, Any]) -> Pod:
         "created": metadata.get("creationTimestamp") or "",
         "priority": spec.get("priority") or 0,
         "requests": requests,
+        "unschedulable": any(
+            condition.get("type") == "PodScheduled" and condition.get("reason") == "Unschedulable"
+            for condition in status.get("conditions") or ()
+        ),
         "problem": problem,
     }
     if GATE not in gates:

@@ -165,7 +165,8 @@ class Reconciler:
             attempt = self._attempts.setdefault(pod.uid, _Attempt(now_s))
             wish = self._wish(pod)
             verdict = self._judge(pod, wish, inventory, ledger, now_s, attempt)
-            if isinstance(verdict, Place) and verdict.choice.best is not None:
+            # A pod that can't be written (a namespace that did not opt in) must not keep room from those that can.
+            if isinstance(verdict, Place) and verdict.choice.best is not None and not attempt.trouble:
                 ledger.promise(verdict.choice.best.node_name, pod.requests)
             if now_s >= attempt.not_before_s:
                 work.append(self._act(pod, wish, verdict, attempt))

@@ -43,7 +43,7 @@ def test_annotation_says_node_bytes_next_and_refused() -> None:
         "state": "placed",
         "placement": "prefer",
         "node": "b",
-        "reason": "b serves 3 bytes of imagenet itself; next is c with 2",
+        "reason": "b serves 3 B of imagenet by itself; next is c with 2 B",
         "datasets": ["imagenet"],
         "bytes": 3,
         "runner_up": {"node": "c", "bytes": 2},
@@ -131,6 +131,9 @@ def test_books_count_a_pod_where_it_is_or_was_directed() -> None:
     assert made(nominated="y") == "y"
     assert made(annotation=pinned) == "b"
     assert made(annotation=pinned, gates=(GATE,)) == ""
+    raw = raw_pod(gates=(), annotations={DECISION: pinned})
+    raw["status"]["conditions"] = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]
+    assert holds_on(pod_from_json(raw)) == ""
     raw = raw_pod(gates=(), nodeName="x")
     raw["status"]["phase"] = "Succeeded"
     assert holds_on(pod_from_json(raw)) == ""

@@ -336,6 +336,26 @@ def test_write_that_fails_for_a_while_is_tried_again_and_explained(
     run(story)
 
 
+def test_pod_that_can_not_be_written_keeps_no_room_from_others(
+    api: ApiDouble, tmp_path: Path, expected_logs: log_noise.Declare
+) -> None:
+    expected_logs("pod_not_written.*no rights here")
+
+    async def story() -> None:
+        nodes(api, "a", "b")
+        path = "/api/v1/namespaces/closed/pods/greedy/status"
+        api.refuse("PATCH", path, 403, 1000, "no rights here")
+        async with running(api, tmp_path) as rig:
+            rig.report({"a": 2, "b": 1})
+            api.create("pods", pod_json("greedy", namespace="closed", gpus=8, priority=1000))
+            await rig.until("it was refused", lambda: ("PATCH", path) in api.calls)
+            await rig.rounds()
+            api.create("pods", pod_json("p", gpus=8))
+            assert decision(await rig.gate_gone())["node"] == "a"
+
+    run(story)
+
+
 def test_event_that_can_not_be_written_stops_nothing(
     api: ApiDouble, tmp_path: Path, expected_logs: log_noise.Declare
 ) -> None:
