@@ -65,6 +65,8 @@ class NodeHoldings:
         """A mount's process has ended: it is not ready, whatever it said last."""
         mountpoint = str(process.plan.mountpoint)
         with self._lock:
+            if self._closed.is_set():
+                return
             self._ended.add(mountpoint)
             self._answers[mountpoint] = self._gone(mountpoint, reason)
         self._on_change()
@@ -75,10 +77,15 @@ class NodeHoldings:
             answers = list(self._answers.values())
         return merge(answers)
 
+    def freeze(self) -> None:
+        """Ask no more: what is known now is what was known last, whatever becomes of the mounts."""
+        with self._lock:
+            self._closed.set()
+
     def close(self) -> None:
-        """Ask no more. Takes CLOSE_S at most: a thread that waits for a stuck mount ends by itself, within
-        LONGEST_ANSWER_S."""
-        self._closed.set()
+        """Freeze, and wait for the threads. Takes CLOSE_S at most: one that waits for a stuck mount ends by itself,
+        within LONGEST_ANSWER_S."""
+        self.freeze()
         until_s = time.monotonic() + CLOSE_S
         for asker in self._askers:
             asker.join(max(0.0, until_s - time.monotonic()))
@@ -93,7 +100,7 @@ class NodeHoldings:
                 answer = None
                 reason = str(failure)
             with self._lock:
-                if mountpoint in self._ended:
+                if mountpoint in self._ended or self._closed.is_set():
                     return
                 before = self._answers[mountpoint]
                 if answer is None:

@@ -59,12 +59,20 @@ class NodeReports:
         """A mount's process has ended."""
         self._holdings.ended(process, reason)
 
+    def end(self, reason: str) -> None:
+        """Tell that this node serves no longer, because of `reason`: before the mounts end, which is no news then. Does
+        not wait."""
+        self._holdings.freeze()
+        if self._started:
+            self._thread.end(reason)
+
     def stop(self, reason: str) -> None:
-        """Tell that this node serves no longer, and end, within about a second. May be called again, and before
-        `start`."""
+        """`end`, unless that was called before, and wait until it was told, about a second at most. May be called
+        again, and before `start`."""
+        self.end(reason)
         if self._started:
             self._started = False
-            self._thread.stop(reason)
+            self._thread.stop()
         self._holdings.close()
 
 

@@ -152,7 +152,9 @@ class _Group:
                 self._reports.start(self._processes)
             self._attend()
         finally:
-            self._stop_reports("the node's daemon ends")
+            if self._reports is not None:
+                # Before the mounts are waited for: no pod is to be sent here from now on.
+                self._reports.stop("the node's daemon ends")
             self._stop_all()
             if server is not None:
                 server.stop()
@@ -206,18 +208,14 @@ class _Group:
                 case _Signal(number):
                     log.info("stopping", signal=signal.Signals(number).name)
                     stopping = True
+                    if self._reports is not None:
+                        self._reports.end(f"the node's daemon ends ({signal.Signals(number).name})")
                     for process in self._processes:
                         process.terminate()
-                    self._stop_reports(f"the node's daemon ends ({signal.Signals(number).name})")
 
     def _report_end(self, process: MountProcess, how: str) -> None:
         if self._reports is not None:
             self._reports.ended(process, how)
-
-    def _stop_reports(self, reason: str) -> None:
-        """Before the mounts are waited for: no pod is to be sent here from now on."""
-        if self._reports is not None:
-            self._reports.stop(reason)
 
     def _stop_all(self) -> None:
         for process in self._processes:

@@ -110,8 +110,9 @@ class Reporter:
         self._wake.set()
 
     def end(self, reason: str) -> None:
-        """Send one more report, which says that no mount of this node serves any longer, and let `run` return."""
-        self._ending = reason
+        """Send one more report, which says that no mount of this node serves any longer, and let `run` return. Called
+        again: nothing."""
+        self._ending = self._ending or reason
         self._ended.set()
         self._wake.set()
 
@@ -212,9 +213,12 @@ class ReportingThread:
         """From any thread: something changed that must not wait for the interval."""
         self._tell(lambda reporter: reporter.report_now())
 
-    def stop(self, reason: str) -> None:
-        """Report that this node serves no longer, because of `reason`, and end. Takes a second at most."""
+    def end(self, reason: str) -> None:
+        """From any thread: report that this node serves no longer, because of `reason`, and end. Does not wait."""
         self._tell(lambda reporter: reporter.end(reason))
+
+    def stop(self) -> None:
+        """Wait for the end that was asked for, and make it one: takes a second at most."""
         self._thread.join(LAST_REPORT_S)
         if self._thread.is_alive() and self._task is not None:
             # It waits for a controller that does not answer.

@@ -211,7 +211,8 @@ def test_thread_ends_in_time_though_the_controller_never_answers(expected_logs: 
         connection, _ = deaf.accept()  # it is connected, and waits for an HTTP/2 answer
         with connection:
             thread.report_now()
-            thread.stop("the test ends")
+            thread.end("the test ends")
+            thread.stop()
     assert not any(other.name == "locality-reports" for other in threading.enumerate())
     assert metrics.snapshot().get("fusecache_locality_reports_total{kind=full}", 0) == 0
 
