@@ -75,8 +75,6 @@ class ControlPlane:
                     # Nobody needs this database after a power cut.
                     "--unsafe-no-fsync",
                 ],
-                # 3.4 refuses to start on processors it was not tested on.
-                {"ETCD_UNSUPPORTED_ARCH": "arm64"},
             )
         )
 
