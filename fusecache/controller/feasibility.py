@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fusecache.controller.inventory import Inventory
-from fusecache.controller.model import Node, Pod, Resources, Taint, add
+from fusecache.controller.model import Node, Pod, Resources, Taint
 
 REPELLING = ("NoSchedule", "NoExecute")
 """Effects that keep a pod away; PreferNoSchedule does not."""
@@ -27,21 +27,30 @@ class Ledger:
 
     def __init__(self, nodes: Mapping[str, Node], pods: Iterable[tuple[str, Pod]]) -> None:
         """`pods` with the node that each takes its resources from."""
-        self._nodes = nodes
-        self._taken: dict[str, dict[str, int]] = {}
+        self._left: dict[str, dict[str, int]] = {name: dict(node.allocatable) for name, node in nodes.items()}
+        self._fullness: dict[str, tuple[int, int, str]] = {}
         for node_name, pod in pods:
             self.promise(node_name, pod.requests)
 
     def promise(self, node_name: str, requests: Resources) -> None:
         """Take resources of a node, for good in this ledger."""
-        self._taken[node_name] = add(self._taken.get(node_name, {}), requests)
-
-    def left(self, node_name: str) -> dict[str, int]:
-        """Resources left; negative where more is taken than there is."""
-        left = dict(self._nodes[node_name].allocatable)
-        for name, amount in self._taken.get(node_name, {}).items():
+        left = self._left[node_name]
+        for name, amount in requests.items():
             left[name] = left.get(name, 0) - amount
-        return left
+        self._fullness.pop(node_name, None)
+
+    def left(self, node_name: str) -> Resources:
+        """Resources left; negative where more is taken than there is."""
+        return self._left[node_name]
+
+    def fullness(self, node_name: str) -> tuple[int, int, str]:
+        """Sorts the fullest first: fewest devices left, then least CPU, then by name."""
+        known = self._fullness.get(node_name)
+        if known is None:
+            left = self._left[node_name]
+            devices = sum(amount for name, amount in left.items() if "/" in name)
+            known = self._fullness[node_name] = (devices, left.get("cpu", 0), node_name)
+        return known
 
 
 def refusal(pod: Pod, node: Node, datasets: Sequence[str], inventory: Inventory, ledger: Ledger) -> str:

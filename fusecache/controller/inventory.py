@@ -18,6 +18,7 @@ class Inventory:
     def __init__(self, nodes: Mapping[str, NodeState]) -> None:
         self.nodes = nodes
         self._holders: dict[str, list[str]] = {}
+        self._ranked: dict[tuple[str, ...], list[tuple[int, list[str]]]] = {}
         for name, state in nodes.items():
             for dataset in state.holdings:
                 self._holders.setdefault(dataset, []).append(name)
@@ -26,9 +27,19 @@ class Inventory:
         """At least one node names the data set, ready or not."""
         return dataset in self._holders
 
-    def naming(self, datasets: Sequence[str]) -> list[str]:
-        """Nodes that name the first of these data sets: no other can be ready for all of them."""
-        return self._holders.get(datasets[0], []) if datasets else []
+    def ranked(self, datasets: Sequence[str]) -> list[tuple[int, list[str]]]:
+        """(bytes, nodes that serve so many of these data sets together), most bytes first.
+
+        Only nodes that name the first data set: no other can be ready for all of them. Made once for all pods that name
+        the same data sets.
+        """
+        key = tuple(datasets)
+        if key not in self._ranked:
+            groups: dict[int, list[str]] = {}
+            for name in self._holders.get(key[0], ()) if key else ():
+                groups.setdefault(self.bytes_on(name, key), []).append(name)
+            self._ranked[key] = sorted(groups.items(), key=lambda group: -group[0])
+        return self._ranked[key]
 
     def bytes_on(self, node_name: str, datasets: Sequence[str]) -> int:
         """Bytes of these data sets together that the node can serve by itself."""

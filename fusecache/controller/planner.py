@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import groupby
 from typing import NamedTuple
 
 from fusecache.controller.feasibility import Ledger, refusal
@@ -42,7 +41,8 @@ class Choice(NamedTuple):
     best: Candidate | None
     runner_up: Candidate | None
     refused: tuple[Candidate, ...]
-    """Nodes refused although they hold as much or more, or when there is no best: those that hold most."""
+    """Nodes that were looked at first and refused although they hold as much, or when there is no best: those that hold
+    most."""
     nobody: str
     """When there is no best: why, counted over all nodes."""
 
@@ -51,17 +51,15 @@ def choose(
     pod: Pod, datasets: Sequence[str], nodes: Mapping[str, Node], inventory: Inventory, ledger: Ledger
 ) -> Choice:
     """The feasible node with the most bytes."""
-    naming = [name for name in inventory.naming(datasets) if name in nodes]
-    by_bytes = sorted(((inventory.bytes_on(name, datasets), name) for name in naming), key=lambda pair: -pair[0])
     refused: list[Candidate] = []
     feasible: list[Candidate] = []
-    for held_bytes, group in groupby(by_bytes, key=lambda pair: pair[0]):
-        alike: list[Candidate] = []
-        for _, name in group:
+    for held_bytes, names in inventory.ranked(datasets):
+        for name in sorted((name for name in names if name in nodes), key=ledger.fullness):
             candidate = Candidate(name, held_bytes, refusal(pod, nodes[name], datasets, inventory, ledger))
-            (alike if candidate.feasible else refused).append(candidate)
-        feasible += sorted(alike, key=lambda candidate: _fullest_first(candidate.node_name, ledger))
-        if len(feasible) > 1:
+            (feasible if candidate.feasible else refused).append(candidate)
+            if len(feasible) == 2:
+                break
+        if len(feasible) == 2:
             break
     best = feasible[0] if feasible else None
     runner_up = feasible[1] if len(feasible) > 1 else None
@@ -84,15 +82,9 @@ def look_at_all(
         key=lambda candidate: (
             not candidate.feasible,
             -candidate.held_bytes,
-            _fullest_first(candidate.node_name, ledger),
+            ledger.fullness(candidate.node_name),
         ),
     )
-
-
-def _fullest_first(node_name: str, ledger: Ledger) -> tuple[int, int, str]:
-    left = ledger.left(node_name)
-    devices = sum(amount for name, amount in left.items() if "/" in name)
-    return devices, left.get("cpu", 0), node_name
 
 
 def _nobody(refused: Sequence[Candidate], node_count: int, datasets: Sequence[str]) -> str:

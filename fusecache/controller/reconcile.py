@@ -54,6 +54,9 @@ SHORTEST_PAUSE_S = 0.02
 SETTLING_INTERVALS = 2
 """Report intervals that a controller which has begun to lead gives the nodes to report."""
 
+LONGEST_PLANNING_S = 0.5
+"""Seconds that one round may plan: reports, the Lease and questions wait meanwhile."""
+
 WRITES_AT_A_TIME = 16
 FIRST_RETRY_S = 0.5
 LONGEST_RETRY_S = 5.0
@@ -118,6 +121,8 @@ class Reconciler:
         self._conflicts = metrics.counter("fusecache_controller_conflicts_total")
         self._changed = asyncio.Event()
         self._attempts: dict[str, _Attempt] = {}
+        self._reached: set[str] = set()
+        """uids of pods decided on since all of them were."""
         self._leading_since_s: float | None = None
         self._writes = asyncio.Semaphore(WRITES_AT_A_TIME)
 
@@ -129,6 +134,7 @@ class Reconciler:
         """The lead began or ended: what is remembered belongs to one time of leading."""
         self._leading_since_s = self._clock.now() if leading else None
         self._attempts.clear()
+        self._reached.clear()
         self.wake()
 
     async def run(self) -> None:
@@ -154,15 +160,25 @@ class Reconciler:
     # ---- one round ----
 
     def _plan(self, waiting: list[Pod]) -> list[Coroutine[None, None, None]]:
-        """Decide on all; the writes that follow from it."""
+        """Decide on all, or on as many as the time of a round allows; the writes that follow from it.
+
+        Who was not reached comes first in the next rounds, before anybody is looked at again: old pods that wait for
+        room must not keep new ones from being seen.
+        """
         now_s = self._clock.now()
         inventory = inventories.take(self._reports, now_s)
         ledger = self._ledger()
-        known = {pod.uid for pod in waiting}
-        self._attempts = {uid: attempt for uid, attempt in self._attempts.items() if uid in known}
+        self._attempts = {pod.uid: self._attempts.get(pod.uid) or _Attempt(now_s) for pod in waiting}
+        not_reached = [pod for pod in waiting if pod.uid not in self._reached]
+        if not not_reached:
+            self._reached.clear()
         work: list[Coroutine[None, None, None]] = []
-        for pod in sorted(waiting, key=lambda pod: (-pod.priority, pod.created, pod.key)):
-            attempt = self._attempts.setdefault(pod.uid, _Attempt(now_s))
+        for pod in sorted(not_reached or waiting, key=lambda pod: (-pod.priority, pod.created, pod.key)):
+            if self._clock.now() - now_s > LONGEST_PLANNING_S:
+                self.wake()
+                return work
+            self._reached.add(pod.uid)
+            attempt = self._attempts[pod.uid]
             wish = self._wish(pod)
             verdict = self._judge(pod, wish, inventory, ledger, now_s, attempt)
             # A pod that can't be written (a namespace that did not opt in) must not keep room from those that can.
@@ -170,6 +186,7 @@ class Reconciler:
                 ledger.promise(verdict.choice.best.node_name, pod.requests)
             if now_s >= attempt.not_before_s:
                 work.append(self._act(pod, wish, verdict, attempt))
+        self._reached.clear()
         return work
 
     def _ledger(self) -> Ledger:

@@ -30,8 +30,11 @@ class MovedClock:
 
     def __init__(self) -> None:
         self.now_s = 1000.0
+        self.step_s = 0.0
+        """Passes with every look at the clock: a machine that is slow."""
 
     def now(self) -> float:
+        self.now_s += self.step_s
         return self.now_s
 
     def sleep(self, seconds: float) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from fusecache.controller.model import DECISION, GATE, MAX_WAIT, PLACEMENT
+from fusecache.controller.reconcile import LONGEST_PLANNING_S
 from tests.support import log_noise
 from tests.t6_controller import pod_rules
 from tests.t6_controller.api_double import ApiDouble
@@ -399,6 +400,23 @@ def test_higher_priority_chooses_first(api: ApiDouble, tmp_path: Path) -> None:
             rig.lead()
             assert decision(await rig.gate_gone("default/q"))["node"] == "a"
             assert decision(await rig.gate_gone("default/p"))["node"] == "b"
+
+    run(story)
+
+
+def test_pods_that_wait_for_room_do_not_keep_others_from_being_seen(api: ApiDouble, tmp_path: Path) -> None:
+    async def story() -> None:
+        nodes(api, "a")
+        for number in range(12):
+            api.create("pods", pod_json(f"old-{number}", gpus=16, priority=1000, annotations=REQUIRE))
+        api.create("pods", pod_json("p"))
+        async with running(api, tmp_path, lead=False, report_interval_s=300) as rig:
+            rig.report({"a": 1})
+            rig.clock.step_s = LONGEST_PLANNING_S / 3  # a round reaches three pods at most
+            rig.lead()
+            pod = await rig.gate_gone()
+            assert decision(pod)["node"] == "a"
+            assert len(rig.pods.selected) == 12  # those before it by priority are all still there
 
     run(story)
 
