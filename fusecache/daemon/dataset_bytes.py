@@ -18,10 +18,8 @@ The arithmetic is `locality.measure` and `locality.totals`; what the node's moun
 from __future__ import annotations
 
 import os
-import stat
 import time
-from collections.abc import Callable, Hashable, Iterator
-from functools import partial
+from collections.abc import Hashable, Iterator
 from itertools import islice
 from typing import Any, NamedTuple, NoReturn
 
@@ -35,8 +33,10 @@ from fusecache.cache.store import FolderState, MetadataStore
 from fusecache.cache.tree import ROOT, MetadataTree
 from fusecache.clock import Clock
 from fusecache.config.settings import MountedDataset, MountPlan
+from fusecache.daemon.block_files import BlockFiles, Tops
+from fusecache.daemon.slices import SLICE, every, pause
 from fusecache.errors import FusecacheError, NotFound, StaleId, StateError, Unavailable, UpstreamError
-from fusecache.locality.measure import HeldBlocks, Place, block_length, inode_of_block
+from fusecache.locality.measure import block_length
 from fusecache.locality.totals import FolderSum, Survey, Totals
 from fusecache.metrics import Metrics
 from fusecache.rpc.budget import Budget
@@ -45,22 +45,6 @@ log = structlog.get_logger(__name__)
 
 SHARE = 10
 """After a measurement the next one waits at least so many times as long as its work took."""
-
-SLICE = 64
-"""Records looked up or summed between two pauses: about a millisecond of work, in which the interpreter is kept from
-reads."""
-
-NAMES = 256
-"""Names of block files between two pauses; nearly all were placed by an earlier measurement."""
-
-PAUSE_S = 0.002
-
-RECHECK_S = 60.0
-"""When listings changed, blocks that were placed before are placed anew, not more often than this: their file may be
-another one's now."""
-
-SETTLED_NS = 2_000_000_000
-"""A folder whose modification time is younger than this may change again within the same tick of the clock."""
 
 SURVEY_S = 30.0
 """Totals are summed up again when a listing changed anything, and after this time, which finds what is to be listed."""
@@ -83,12 +67,6 @@ CALL_BUDGET_S = 30.0
 
 FIND_S = 5.0
 """A data set whose folder is not found in this time is taken to be where it was."""
-
-MAX_DEPTH = 256
-
-
-Tops = tuple[int | None, ...]
-"""Inode of each data set's folder."""
 
 
 class Measured(NamedTuple):
@@ -136,20 +114,13 @@ class DatasetBytes:
         self._tops: list[int | None] = [None] * len(plan.datasets)
         """Inode of each data set's folder; None while there is none."""
         self._learn_at_s = -LEARN_PAUSE_S
-        self._held = HeldBlocks(len(self._datasets))
+        self._block_files = BlockFiles(store, len(plan.datasets), clock)
         self._totals = Totals()
         self._surveys: list[Survey] = []
         self._surveyed_by: object = None
         self._surveyed_at_s = -SURVEY_S
         self._block_workers: tuple[BlockWorkerInfo, ...] = ()
         self._block_workers_at_s = -WORKERS_AGE_S
-        self._folder_times: dict[bytes, int] = {}
-        """Block folder -> its modification time when it was read last; missing when it may have changed since."""
-        self._held_bytes: tuple[int, ...] = (0,) * len(self._datasets)
-        self._placed_by: object = None
-        """State of the listings by which blocks were placed last, and by which all were."""
-        self._all_placed_by: object = None
-        self._all_placed_at_s = -RECHECK_S
         self._last: Measurement | None = None
         self._work_s = 0.0
         """CPU time of the last measurement."""
@@ -276,7 +247,7 @@ class DatasetBytes:
         self._survey_all(tops)
         folders = self._visible_folders() or self._learn_folders()
         if folders:
-            local = self._weigh_block_files(folders, tops)
+            local = self._block_files.weigh(folders, tops, (self._store.entry_count(), self._changed.value))
         else:
             local = tuple(survey.here_bytes for survey in self._surveys)
         self._work_s = time.thread_time() - began_s
@@ -335,7 +306,7 @@ class DatasetBytes:
             return not immutable and (key.boot != boot or now - key.asked_at > again_s)
 
         return self._totals.survey(
-            top, key_of=self._folder_state, is_old=is_old, read=self._sum_up, pause=_every(SLICE, _pause)
+            top, key_of=self._folder_state, is_old=is_old, read=self._sum_up, pause=every(SLICE, pause)
         )
 
     def _folder_state(self, inode: int) -> FolderState | None:
@@ -368,7 +339,7 @@ class DatasetBytes:
                             here_bytes += length
                             example = example or (block_id, length)
             after = piece[-1][0]
-            _pause()
+            pause()
         return FolderSum(total_bytes, here_bytes, tuple(folders), example)
 
     # ---- what lies here, from the block files ----
@@ -393,30 +364,6 @@ class DatasetBytes:
             return []
         os.close(descriptor)
         return self._visible_folders()
-
-    def _weigh_block_files(self, folders: list[bytes], tops: Tops) -> tuple[int, ...]:
-        """Bytes of each data set in the block files of `folders`."""
-        now, listings = self._clock.now(), (self._store.entry_count(), self._changed.value, tops)
-        again = listings != self._placed_by
-        everything = listings != self._all_placed_by and now - self._all_placed_at_s >= RECHECK_S
-        times = {folder: _modified_ns(folder) for folder in folders}
-        if not again and not everything and times == self._folder_times:
-            return self._held_bytes
-        placer = _Placer(self._store, tops, pause=_every(SLICE, _pause))
-        self._held.begin(again=again, everything=everything)
-        for folder in folders:
-            for names in _names_in(folder):
-                self._held.add(names, placer.place, partial(_file_size, folder))
-                _pause()
-        self._held_bytes = self._held.finish()
-        self._placed_by = listings
-        if everything:
-            self._all_placed_by, self._all_placed_at_s = listings, now
-        settled_ns = time.time_ns() - SETTLED_NS
-        self._folder_times = {
-            folder: at_ns for folder, at_ns in times.items() if at_ns is not None and at_ns < settled_ns
-        }
-        return self._held_bytes
 
     # ---- listing what nobody listed ----
 
@@ -446,94 +393,3 @@ class DatasetBytes:
             self._not_before[folder] = self._clock.now() + RELIST_S
         else:
             self._listed.set()
-
-
-class _Placer:
-    """From a block id to data sets, by the metadata store. For one measurement: it remembers folders."""
-
-    def __init__(self, store: MetadataStore, tops: Tops, *, pause: Callable[[], None]) -> None:
-        self._store = store
-        self._pause = pause
-        self._bits: dict[int, int] = {}
-        """Folder -> data sets that begin there."""
-        for number, top in enumerate(tops):
-            if top is not None:
-                self._bits[top] = self._bits.get(top, 0) | 1 << number
-        self._folders: dict[int, int] = {}
-        """Folder -> data sets that it belongs to."""
-
-    def place(self, block_id: int) -> Place | None:
-        """Where the block belongs; None when its file is not listed."""
-        self._pause()
-        with self._store.read() as txn:
-            entry = self._store.entry(txn, inode_of_block(block_id))
-        if entry is None or entry.folder:
-            return None
-        return Place(self._datasets_of(entry.parent), block_length(block_id, entry.length, entry.block_size))
-
-    def _datasets_of(self, folder: int) -> int:
-        above: list[int] = []
-        found: int | None = None
-        while found is None:
-            found = self._folders.get(folder)
-            if found is not None:
-                break
-            above.append(folder)
-            if folder == ROOT or len(above) > MAX_DEPTH:
-                found = 0
-                break
-            with self._store.read() as txn:
-                entry = self._store.entry(txn, folder)
-            if entry is None:
-                return 0  # a folder on the way is gone
-            folder = entry.parent
-        for inode in reversed(above):
-            found |= self._bits.get(inode, 0)
-            self._folders[inode] = found
-        return found
-
-
-def _names_in(folder: bytes) -> Iterator[list[bytes]]:
-    """Names in a folder, NAMES at a time; none when it can't be read."""
-    try:
-        with os.scandir(folder) as entries:
-            while names := [entry.name for entry in islice(entries, NAMES)]:
-                yield names
-    except OSError as error:
-        log.info("block files not seen", folder=os.fsdecode(folder), error=str(error))
-
-
-def _file_size(folder: bytes, name: bytes) -> int | None:
-    """Bytes of the regular file `name` in `folder`, None when there is none."""
-    try:
-        found = os.lstat(folder + name)
-    except OSError:
-        return None
-    return found.st_size if stat.S_ISREG(found.st_mode) else None
-
-
-def _modified_ns(folder: bytes) -> int | None:
-    try:
-        return os.stat(folder).st_mtime_ns
-    except OSError:
-        return None
-
-
-def _pause() -> None:
-    """Let reads go first; end here when the mount ends."""
-    trio.from_thread.check_cancelled()
-    time.sleep(PAUSE_S)
-
-
-def _every(count: int, call: Callable[[], None]) -> Callable[[], None]:
-    """A function that does `call` once in `count` times."""
-    left = count
-
-    def counted() -> None:
-        nonlocal left
-        left -= 1
-        if left <= 0:
-            left = count
-            call()
-
-    return counted

@@ -59,7 +59,7 @@ def make_channel(
 def make_controller_channel(target: str) -> grpc.aio.Channel:
     """A channel of the running asyncio loop to the controller at `target` (host:port), plaintext HTTP/2."""
     options = _options(CONTROLLER_RECEIVE_BYTES, CONTROLLER_KEEPALIVE_S, CONTROLLER_KEEPALIVE_TIMEOUT_S)
-    # grpcio 1.85 sends the keepalive ping in time, but waits a minute for its answer whatever keepalive_timeout_ms says.
+    # grpcio 1.85 pings in time, but waits a minute for the answer, whatever keepalive_timeout_ms says.
     options.append(("grpc.http2.ping_timeout_ms", CONTROLLER_KEEPALIVE_TIMEOUT_S * 1000))
     return grpc.aio.insecure_channel(target, options=options)
 

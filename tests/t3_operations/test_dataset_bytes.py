@@ -12,7 +12,8 @@ import pytest
 import trio
 
 from fusecache.config.settings import MountedDataset, MountPlan, Settings
-from fusecache.daemon.dataset_bytes import RECHECK_S, WORKERS_AGE_S, DatasetBytes
+from fusecache.daemon.block_files import RECHECK_S
+from fusecache.daemon.dataset_bytes import WORKERS_AGE_S, DatasetBytes
 from fusecache.embedded.server import EmbeddedServer
 from fusecache.locality.totals import Totals
 from tests.support.below_kernel import BelowKernel, MovableClock, below_kernel, cluster_of
