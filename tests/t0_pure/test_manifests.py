@@ -7,6 +7,7 @@ two policies really do, is for tests/cluster/manifests.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,15 @@ Manifest = dict[str, Any]
 def manifests(folder: Path) -> Iterator[Manifest]:
     """Every object of every file below a folder (no kustomizations, patches or configurations)."""
     for file in sorted(folder.rglob("*.yaml")):
-        for document in yaml.safe_load_all(file.read_text()):
+        for document in documents(file):
             if isinstance(document, dict) and "kind" in document and file.name != "kustomization.yaml":
                 yield document
+
+
+@cache
+def documents(file: Path) -> tuple[Any, ...]:
+    """Everything in a file."""
+    return tuple(yaml.safe_load_all(file.read_text()))
 
 
 def only(folder: Path, kind: str, name: str | None = None) -> Manifest:
@@ -109,7 +116,7 @@ def test_every_file_is_an_object_a_patch_or_a_configuration() -> None:
     others.add(DEPLOY / "overlays/test/images-of-this-machine.yaml")
     for file in set(DEPLOY.rglob("*.yaml")) - others:
         if file.name != "kustomization.yaml":
-            for document in yaml.safe_load_all(file.read_text()):
+            for document in documents(file):
                 assert {"apiVersion", "kind", "metadata"} <= set(document), file
 
 
