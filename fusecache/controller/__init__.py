@@ -9,6 +9,7 @@
     decision     what is written: annotation, event, patches (pure)
     election     who leads (pure)
     kube         the Kubernetes API; the only importer of its client
+    mirror       pods and nodes in memory, listed once, then watched
     lease        holds the Lease
     reconcile    the loop: look, decide, write
     server       the gRPC service that nodes report to and people ask

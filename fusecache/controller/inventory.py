@@ -59,7 +59,7 @@ class Inventory:
             if holding is None:
                 return f"it does not mount data set {dataset!r}"
             if not holding.ready:
-                reasons = "; ".join(f"{point}: {why}" for point, why in state.mounts_not_ready if why)
+                reasons = "; ".join(state.mounts_not_ready)
                 return f"its mount of data set {dataset!r} is not ready" + (f" ({reasons})" if reasons else "")
         return ""
 

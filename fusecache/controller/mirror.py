@@ -24,6 +24,8 @@ log = structlog.get_logger(__name__)
 
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 5.0
+RESUME_PAUSE_S = 0.05
+"""After a watch that the server ended as it should: one that ends them at once must not be asked without a pause."""
 
 
 class Projected(Protocol):
@@ -84,14 +86,16 @@ class Mirror(Generic[Value]):
                     pause_s, self.trouble = FIRST_PAUSE_S, ""
                     self._apply(event.kind, event.item)
                 self.trouble = ""
+                await asyncio.sleep(RESUME_PAUSE_S)
+                continue
             except WatchExpired:
                 log.info("listing_again", resource=self._path)
                 version = ""
             except CoSchedulingError as failure:
                 self.trouble = str(failure)
                 log.warning("watch_failed", resource=self._path, error=failure)
-                await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
-                pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+            pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
 
     def put(self, raw: Mapping[str, Any]) -> None:
         """Take the answer to a write of ours, ahead of the watch; unless the object is gone meanwhile."""

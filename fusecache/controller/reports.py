@@ -36,6 +36,8 @@ MAX_NAME = 512
 """Characters of a data set's name or an id."""
 MAX_PATH = 4096
 MAX_REASON = 256
+MAX_REASONS = 3
+"""Mounts that are not ready whose reasons are kept: they are written on pods."""
 MAX_BYTES = 1 << 60
 """An exbibyte: more than any node, and sums of it stay far from 64 bits."""
 
@@ -87,8 +89,8 @@ class NodeState:
 
     session: int
     received_s: float
-    mounts_not_ready: tuple[tuple[str, str], ...] = ()
-    """(mount point, why)."""
+    mounts_not_ready: tuple[str, ...] = ()
+    """Mount point and why, of the first few."""
     holdings: dict[str, Holding] = field(default_factory=dict)
 
 
@@ -150,8 +152,8 @@ class Reports:
             session=message.session,
             received_s=now_s,
             mounts_not_ready=tuple(
-                (mount.mountpoint, shown(mount.reason)) for mount in message.mounts if not mount.ready
-            ),
+                f"{shown(mount.mountpoint)}: {shown(mount.reason)}" for mount in message.mounts if not mount.ready
+            )[:MAX_REASONS],
             holdings=holdings,
         )
         return Receipt(Outcome.TAKEN)

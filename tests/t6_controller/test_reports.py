@@ -161,6 +161,17 @@ def test_report_that_can_not_be_true_is_refused_and_changes_nothing(what: str) -
     assert held(reports, 1.0) == {"kept": 1}
 
 
+def test_reasons_of_a_node_are_bounded_and_printable() -> None:
+    message = report("n", {"a": 1}, ready=False)
+    message.mounts.extend(pb.Mount(mountpoint=f"/m{number}\n" * 50, reason="x\x1b[31m" * 1000) for number in range(200))
+    reports = Reports(5.0)
+    assert reports.receive(Stream(), message, 0.0).outcome is Outcome.TAKEN
+    why = inventory.take(reports, 0.0).why_not_ready("n", ["a"])
+    assert "not ready (/mnt/x: starting; " in why
+    assert len(why) < 2000
+    assert why.isprintable()
+
+
 def test_node_name_may_not_change_within_a_stream() -> None:
     reports, stream = Reports(5.0), Stream()
     reports.receive(stream, report("n", {"a": 1}), 0.0)
