@@ -107,11 +107,11 @@ class MountProcess:
             self._asked_to_end = True
             self._process.send_signal(signal.SIGTERM)
 
-    def stop(self) -> None:
-        """Ask it to end, and after STOP_S make it. Returns when it has ended."""
+    def stop(self, patience_s: float = STOP_S) -> None:
+        """Ask it to end, and after `patience_s` seconds make it. Returns when it has ended."""
         self.terminate()
         try:
-            self._process.wait(STOP_S)
+            self._process.wait(patience_s)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

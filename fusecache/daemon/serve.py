@@ -1,15 +1,15 @@
 """`fusecache serve`: one process per mount of the configuration file, and one HTTP address for all of them.
 
 Each mount runs in a process of its own (pyfuse3 has one session per process). This process starts them, forwards
-SIGTERM and SIGINT, and ends when they have ended. A mount that dies takes the others down in order and is named by
-the error, so that whoever runs `serve` restarts the whole; nothing is restarted here. A mount that somebody unmounted
-ends with 0 and leaves the others alone. Mount points that are missing are made.
+SIGTERM and SIGINT, and ends when they have ended; what hangs is killed after STOP_S. A mount that dies takes the others
+down in order and is named by the error, so that whoever runs `serve` restarts the whole; nothing is restarted here. A
+mount that somebody unmounted ends with 0 and leaves the others alone. Mount points that are missing are made.
 
 With `controller:` in the file, what the mounts hold is reported to it (`daemon.node_reports`); mounts never notice.
 
     /metrics   every mount's metrics, each sample with mount="<mount point>", and this process's own without
     /healthz   every mount that runs answers its control socket
-    /readyz    every mount of the file serves reads
+    /readyz    every mount of the file serves reads: it did once, runs, and answers
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 import queue
 import signal
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple
@@ -29,7 +30,7 @@ from fusecache.config.load import Configuration
 from fusecache.config.settings import MountPlan
 from fusecache.daemon import mountpoint
 from fusecache.daemon.control_client import call, mount_lock, socket_path
-from fusecache.daemon.mount_process import MountFailed, MountProcess
+from fusecache.daemon.mount_process import STOP_S, MountFailed, MountProcess
 from fusecache.errors import FusecacheError, UsageError
 from fusecache.status_http import StatusServer
 
@@ -130,6 +131,8 @@ class _Group:
         self._ready: set[int] = set()
         """Process ids of mounts that serve reads."""
         self._watchers: list[threading.Thread] = []
+        self._killed_at_s: float | None = None
+        """Monotonic time at which mounts that have not ended are killed; None while they may run."""
 
     def run(self) -> None:
         """Until all have ended."""
@@ -184,7 +187,11 @@ class _Group:
         running = len(self._processes)
         stopping = False
         while running:
-            match self._events.get():
+            try:
+                event = self._events.get(timeout=self._patience_s())
+            except queue.Empty:
+                return  # asked to end, and something hangs
+            match event:
                 case _Ready(process):
                     self._ready.add(process.pid)
                     log.info("mount_ready", mountpoint=str(process.plan.mountpoint), pid=process.pid)
@@ -210,18 +217,26 @@ class _Group:
                     stopping = True
                     if self._reports is not None:
                         self._reports.end(f"the node's daemon ends ({signal.Signals(number).name})")
-                    for process in self._processes:
-                        process.terminate()
+                    self._ask_to_end()
 
     def _report_end(self, process: MountProcess, how: str) -> None:
         if self._reports is not None:
             self._reports.ended(process, how)
 
-    def _stop_all(self) -> None:
+    def _ask_to_end(self) -> None:
+        if self._killed_at_s is None:
+            self._killed_at_s = time.monotonic() + STOP_S
         for process in self._processes:
             process.terminate()
+
+    def _patience_s(self) -> float | None:
+        """What is left of STOP_S, for all mounts together; None = nobody asked them to end."""
+        return None if self._killed_at_s is None else max(0.0, self._killed_at_s - time.monotonic())
+
+    def _stop_all(self) -> None:
+        self._ask_to_end()
         for process in self._processes:
-            process.stop()
+            process.stop(self._patience_s() or 0.0)
             self._take_down(process)
         for watcher in self._watchers:
             watcher.join()
@@ -263,4 +278,4 @@ class _Group:
         waiting = [str(process.plan.mountpoint) for process in self._processes if process.pid not in self._ready]
         if len(self._processes) < len(self._chosen) or waiting:
             return "not ready: " + ", ".join(waiting or ["starting"])
-        return None
+        return self._why_unhealthy()

@@ -121,17 +121,28 @@ def test_serve_mount_that_dies_is_named_and_the_others_are_stopped(serve: Serve)
     assert not any(is_mounted(point) for point in serve.points)
 
 
-def test_serve_stuck_mount_is_unhealthy(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_serve_stuck_mount_is_unhealthy_and_not_ready(serve: Serve) -> None:
     stuck = serve.child(0)
     os.kill(stuck, signal.SIGSTOP)
     try:
-        status, text = serve.get("/healthz")
+        answers = [serve.get(path) for path in ("/healthz", "/readyz")]
     finally:
         os.kill(stuck, signal.SIGCONT)
-    assert status == 503
-    assert f"mount {serve.points[0]}" in text
-    assert "did not answer 'status'" in text
-    assert serve.get("/healthz") == (200, "ok\n")
+    for status, text in answers:
+        assert status == 503
+        assert f"mount {serve.points[0]}" in text
+        assert "did not answer 'status'" in text
+    assert serve.get("/healthz") == serve.get("/readyz") == (200, "ok\n")
+
+
+def test_serve_signal_ends_a_stuck_mount_too(serve: Serve) -> None:
+    """Kubernetes sends SIGTERM to what its probe found stuck, and kills everything if that did not help."""
+    stuck = serve.child(0)
+    os.kill(stuck, signal.SIGSTOP)
+    serve.process.send_signal(signal.SIGTERM)
+    assert serve.process.wait(60) == 0
+    assert not any(is_mounted(point) for point in serve.points)
+    assert not Path(f"/proc/{stuck}").exists()
 
 
 def test_serve_mount_that_can_not_start_ends_all(tmp_path: Path) -> None:
