@@ -22,11 +22,9 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from tests.t6_controller import json_patch, pod_rules
+from tests.t6_controller.api_rules import BARE
 
 Json = dict[str, Any]
-BARE = "the server rejected our request due to an error in our request"
-"""All that a real server says about a failed `test`."""
-
 WAIT_S = 20.0
 
 
@@ -257,9 +255,10 @@ class ApiDouble:
                     raise Refused(422, BARE) from None
             else:
                 new = json_patch.merge(old, patch)
-            for field in ("resourceVersion", "uid"):
-                if new["metadata"][field] != old["metadata"][field]:
-                    raise Refused(409, "the object has been modified; please apply your changes to the latest version")
+            if new["metadata"]["resourceVersion"] != old["metadata"]["resourceVersion"]:
+                raise Refused(409, "the object has been modified; please apply your changes to the latest version")
+            if new["metadata"]["uid"] != old["metadata"]["uid"]:
+                raise Refused(422, f'Pod "{key}" is invalid: metadata.uid: Invalid value: field is immutable')
             kept = {"spec", "metadata"} if status else {"status"}
             new = {**new, **{part: copy.deepcopy(old[part]) for part in kept if part in old}}
             if not status and (why := pod_rules.why_refused(old, new)):

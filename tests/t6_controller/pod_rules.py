@@ -1,10 +1,14 @@
-"""What a real API server (1.37.2, tried) refuses when a pod is changed, with its words. For the double of the API."""
+"""What a real API server (1.37.2) refuses when a pod is changed, with its words. For the double of the API.
+
+`api_rules` holds it to the truth: its cases are asked of a real server too.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+OTHER_FIELDS = "spec: Forbidden: pod updates may not change fields other than `spec.containers[*].image`"
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
@@ -15,14 +19,17 @@ def why_refused(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     new_gates = [gate["name"] for gate in new_spec.get("schedulingGates") or ()]
     if added := [gate for gate in new_gates if gate not in old_gates]:
         return f"spec.schedulingGates: Forbidden: only deletion is allowed, but found new scheduling gate '{added[0]}'"
-    mutable = {"schedulingGates", "affinity"} if old_gates else {"schedulingGates"}
+    mutable = {"schedulingGates", "affinity", "nodeSelector"} if old_gates else {"schedulingGates"}
     for key in {*old_spec, *new_spec} - mutable:
         if old_spec.get(key) != new_spec.get(key):
-            return f"spec: Forbidden: pod updates may not change fields other than `spec.containers[*].image` ({key})"
+            return f"{OTHER_FIELDS} ({key})"
+    old_selector, new_selector = old_spec.get("nodeSelector") or {}, new_spec.get("nodeSelector") or {}
+    if any(new_selector.get(key) != value for key, value in old_selector.items()):
+        return "spec.nodeSelector: Invalid value: only additions to spec.nodeSelector are allowed"
     old_affinity, new_affinity = old_spec.get("affinity") or {}, new_spec.get("affinity") or {}
     for kind in ("podAffinity", "podAntiAffinity"):
         if old_affinity.get(kind) != new_affinity.get(kind):
-            return f"spec.affinity.{kind}: Forbidden"
+            return f"{OTHER_FIELDS} (affinity.{kind})"
     return _why_node_affinity_refused(old_affinity.get("nodeAffinity") or {}, new_affinity.get("nodeAffinity") or {})
 
 
