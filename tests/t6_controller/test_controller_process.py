@@ -1,4 +1,7 @@
-"""The whole command against a double of the API: what users and other processes see of it."""
+"""The whole command against a double of the API: what users and other processes see of it.
+
+Promise S32 of SEMANTICS.md: a controller that ends or is killed, and the next one.
+"""
 
 from __future__ import annotations
 

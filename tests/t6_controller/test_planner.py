@@ -1,4 +1,4 @@
-"""Which node a pod gets: most bytes of all its data sets together, then the fullest, then by name."""
+"""Which node a pod gets (S28): most bytes of all its data sets together, then the fullest, then by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The loop against an API that enforces the real rules: what happens to pods, and what happens in between."""
+"""The loop against an API that enforces the real rules: what happens to pods, and what happens in between.
+
+Promises S27 (what is touched), S29 (`prefer`), S30 (`require`) and S31 (what is written) of SEMANTICS.md.
+"""
 
 from __future__ import annotations
 
