@@ -1,7 +1,7 @@
 """The Kubernetes API, as far as the controller uses it: raw JSON in and out. The only importer of its client.
 
-The client (kubernetes.aio) brings what is hard to get right: kubeconfig and service accounts, TLS, tokens that are
-renewed. Its typed objects are not used: a pod would take 26 KiB, and fields of a newer API would be lost on the way
+The client (kubernetes.aio) brings what is hard to get right: kubeconfig and service accounts, TLS, service-account tokens
+that are read again as they are renewed (those that a kubeconfig's `exec` made are not). Its typed objects are not used: a pod would take 26 KiB, and fields of a newer API would be lost on the way
 back. Every call has a deadline, and every failure is one of ours (`fusecache.errors.CoSchedulingError`).
 
 A failed `test` of a JSON patch is 422 with a bare text, as an invalid change is: both are PatchConflict, and who
@@ -212,7 +212,7 @@ class KubeApi:
         headers = {"Accept": "application/json", "User-Agent": "fusecache-controller"}
         if content_type:
             headers["Content-Type"] = content_type
-        # Also renews the token of a service account or of an exec plug-in when it is old.
+        # Reads the token of a service account again when it is a minute old.
         await self._client.update_params_for_auth(headers, [], ["BearerToken"], path, method, body)
         url = self.server + path + ("?" + urlencode(query) if query else "")
         limit = aiohttp.ClientTimeout(total=timeout_s)

@@ -84,20 +84,22 @@ def largest(first: Resources, second: Resources) -> dict[str, int]:
     return result
 
 
-def pod_requests(spec: Mapping[str, Any]) -> dict[str, int]:
+def pod_requests(spec: Mapping[str, Any], status: Mapping[str, Any] | None = None) -> dict[str, int]:
     """What a pod takes from its node, as kube-scheduler counts it. ValueError when a quantity can't be read.
 
     Containers run together with the sidecars (init containers that always restart); an init container runs with the
     sidecars before it; the larger of the two phases counts. Requests of the whole pod replace that for the resources
-    they name. The runtime's overhead comes on top. Source: k8s.io/component-helpers/resource/helpers.go PodRequests.
+    they name. The runtime's overhead comes on top. While a running container is being resized it takes the larger of
+    what it asks for and what its status says it still has. Source: k8s.io/component-helpers/resource/helpers.go.
     """
+    has = _held_by_status(status or {})
     running: dict[str, int] = {}
     for container in spec.get("containers") or ():
-        running = add(running, _container_requests(container))
+        running = add(running, largest(_container_requests(container), has.get(container.get("name"), {})))
     sidecars: dict[str, int] = {}
     starting: dict[str, int] = {}
     for container in spec.get("initContainers") or ():
-        requests = _container_requests(container)
+        requests = largest(_container_requests(container), has.get(container.get("name"), {}))
         if container.get("restartPolicy") == "Always":
             running = add(running, requests)
             sidecars = add(sidecars, requests)
@@ -109,6 +111,18 @@ def pod_requests(spec: Mapping[str, Any]) -> dict[str, int]:
     total = add(total, parse_resources(spec.get("overhead")))
     total[POD_COUNT] = 1
     return total
+
+
+def _held_by_status(status: Mapping[str, Any]) -> dict[Any, dict[str, int]]:
+    """Container -> resources that the node has given it."""
+    found = {}
+    for kind in ("containerStatuses", "initContainerStatuses"):
+        for container in status.get(kind) or ():
+            actual = (container.get("resources") or {}).get("requests")
+            allocated = parse_resources(container.get("allocatedResources"))
+            if held := largest(parse_resources(actual), allocated):
+                found[container.get("name")] = held
+    return found
 
 
 def _container_requests(container: Mapping[str, Any]) -> dict[str, int]:
@@ -186,7 +200,7 @@ def pod_from_json(raw: Mapping[str, Any]) -> Pod:
     gates = tuple(gate["name"] for gate in spec.get("schedulingGates") or ())
     problem = ""
     try:
-        requests = pod_requests(spec)
+        requests = pod_requests(spec, status)
     except ValueError as failure:
         requests, problem = {POD_COUNT: 1}, str(failure)
     common: dict[str, Any] = {

@@ -65,6 +65,14 @@ def test_requests_of_a_pod(spec: dict[str, Any], cpu_thousandths: int) -> None:
     assert pod_requests(spec)["cpu"] == cpu_thousandths
 
 
+def test_container_that_is_being_resized_takes_the_larger_amount() -> None:
+    spec = {"containers": [{"name": "a", **container("1")}, {"name": "b", **container("4")}]}
+    shrinking = {"containerStatuses": [{"name": "a", "allocatedResources": {"cpu": "3"}}, {"name": "b"}]}
+    growing = {"containerStatuses": [{"name": "b", "resources": {"requests": {"cpu": "2"}}}]}
+    assert pod_requests(spec, shrinking)["cpu"] == 7000
+    assert pod_requests(spec, growing)["cpu"] == 5000
+
+
 def test_limit_without_request_is_the_request() -> None:
     requests = pod_requests({"containers": [{"resources": {"limits": {"nvidia.com/gpu": "8"}}}]})
     assert requests == {"nvidia.com/gpu": 8, "pods": 1}
