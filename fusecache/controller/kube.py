@@ -1,8 +1,9 @@
 """The Kubernetes API, as far as the controller uses it: raw JSON in and out. The only importer of its client.
 
-The client (kubernetes.aio) brings what is hard to get right: kubeconfig and service accounts, TLS, service-account tokens
-that are read again as they are renewed (those that a kubeconfig's `exec` made are not). Its typed objects are not used: a pod would take 26 KiB, and fields of a newer API would be lost on the way
-back. Every call has a deadline, and every failure is one of ours (`fusecache.errors.CoSchedulingError`).
+The client (kubernetes.aio) brings what is hard to get right: kubeconfig and service accounts, TLS, service-account
+tokens that are read again as they are renewed (those that a kubeconfig's `exec` made are not). Its typed objects are
+not used: a pod would take 26 KiB, and fields of a newer API would be lost on the way back. Every call has a deadline,
+and every failure is one of ours (`fusecache.errors.CoSchedulingError`).
 
 A failed `test` of a JSON patch is 422 with a bare text, as an invalid change is: both are PatchConflict, and who
 patches reads the object again to tell them apart.
