@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from fusecache.controller.model import DECISION
+from fusecache.errors import ControllerUnavailable
+from fusecache.rpc.locality_client import LocalityClient
 from tests.support import log_noise
-from tests.support.command import fusecache
 from tests.support.simulated_reporter import SimulatedNodes
 from tests.t6_controller.api_double import ApiDouble
 from tests.t6_controller.controller_process import ControllerProcess, free_port
@@ -20,16 +21,21 @@ NAMES = ("a", "b", "c")
 WAIT_S = 30.0
 
 
-def locality(address: str, folder: Path) -> dict[str, int]:
+def locality(client: LocalityClient) -> dict[str, int]:
     """Node -> bytes, of those that count."""
-    answer = json.loads(fusecache("locality", "--json", "--controller", address, state=folder).stdout)
-    return {row["node"]: row["bytes"] for row in answer["rows"] if row["counts"]}
+    try:
+        return {row.node_name: row.bytes for row in client.list_locality("").rows if row.counts}
+    except ControllerUnavailable:
+        return {}
 
 
-def wait_for(address: str, folder: Path, expected: dict[str, int]) -> None:
+def wait_for(address: str, expected: dict[str, int]) -> None:
+    """Until exactly these nodes count, with so many bytes."""
     deadline = time.monotonic() + WAIT_S
-    while (seen := locality(address, folder)) != expected:
-        assert time.monotonic() < deadline, f"{seen} instead of {expected}"
+    with LocalityClient(address, 5.0) as client:
+        while (seen := locality(client)) != expected:
+            assert time.monotonic() < deadline, f"{seen} instead of {expected}"
+            time.sleep(0.05)
 
 
 def placed(api: ApiDouble, name: str) -> dict[str, Any]:
@@ -49,14 +55,14 @@ def test_reports_follow_changes_and_a_dead_node_counts_for_nothing(api: ApiDoubl
     ):
         for held, name in enumerate(NAMES):
             reporters.set_bytes(name, "imagenet", held, total_bytes=100)
-        wait_for(controller.address, tmp_path, {"a": 0, "b": 1, "c": 2})
+        wait_for(controller.address, {"a": 0, "b": 1, "c": 2})
         assert placed(api, "first")["node"] == "c"
         reporters.set_bytes("a", "imagenet", 50)
-        wait_for(controller.address, tmp_path, {"a": 50, "b": 1, "c": 2})
+        wait_for(controller.address, {"a": 50, "b": 1, "c": 2})
         assert placed(api, "second")["node"] == "a"
         reporters.set_ready("a", False, "its process ended")
         reporters.stop("c")
-        wait_for(controller.address, tmp_path, {"a": 50, "b": 1})
+        wait_for(controller.address, {"a": 50, "b": 1})
         decision = placed(api, "third")
         assert decision["node"] == "b"
         assert decision["refused"][0]["because"].endswith(
@@ -77,12 +83,12 @@ def test_nodes_come_back_to_a_controller_that_was_killed(
         with SimulatedNodes(first.address, NAMES, interval_s=1.0) as reporters:
             for held, name in enumerate(NAMES):
                 reporters.set_bytes(name, "imagenet", held, total_bytes=100)
-            wait_for(first.address, tmp_path, {"a": 0, "b": 1, "c": 2})
+            wait_for(first.address, {"a": 0, "b": 1, "c": 2})
             first.process.kill()
             first.process.wait()
             with ControllerProcess(api, tmp_path / "second", **settings) as second:
                 assert second.address == first.address
-                wait_for(second.address, tmp_path, {"a": 0, "b": 1, "c": 2})
+                wait_for(second.address, {"a": 0, "b": 1, "c": 2})
                 assert placed(api, "later")["node"] == "c"
     finally:
         first.stop(signal.SIGKILL)
