@@ -19,28 +19,19 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
 from tests.cluster import box_init
-from tests.support.alluxio_jars import cache_folder
+from tests.cluster.remains import clean_up_after_the_dead, identity, records, remove_remains
 
 BOXES = 64
 """Most boxes on one machine at a time."""
 
-START_S = 30.0
 STOP_S = 10.0
-POLL_S = 0.05
 NAMESPACES = ("--pid", "--mount", "--net", "--uts", "--ipc")
-CGROUPS = Path("/sys/fs/cgroup")
-
-
-def records() -> Path:
-    """Where every box is written down while it exists."""
-    return cache_folder() / "boxes"
 
 
 class Program:
@@ -125,6 +116,11 @@ class Box:
         clean_up_after_the_dead()
         if self.folder.exists():
             raise RuntimeError(f"{self.folder} exists; a box's folder is made and removed with it")
+        for needed in (self.folder, Path(__file__), Path(sys.executable), records()):
+            if any(needed.absolute().is_relative_to(f"/{own}") for own in box_init.OWN_FOLDERS):
+                raise RuntimeError(
+                    f"{needed} would not be seen in the box, which has a /var/lib, /var/log and /run of its own"
+                )
         try:
             self._start()
         except BaseException:
@@ -179,7 +175,6 @@ class Box:
         self._connect()
 
     def _claim_number(self) -> None:
-        records().mkdir(parents=True, exist_ok=True)
         for number in range(BOXES):
             self.number = number
             try:
@@ -299,77 +294,6 @@ def check_machine() -> None:
     )
     if tried.returncode != 0:
         raise RuntimeError(f"this machine lets nobody make namespaces, which a node needs: {tried.stderr.strip()}")
-
-
-def identity(pid: int) -> list[int]:
-    """[pid, start time]: a pid alone may be somebody else's by now."""
-    return [pid, _start_time(pid) or 0]
-
-
-def lives(who: Sequence[int] | None) -> bool:
-    """Whether exactly this process still runs."""
-    return who is not None and _start_time(who[0]) == who[1]
-
-
-def _start_time(pid: int) -> int | None:
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    fields = text.rpartition(")")[2].split()
-    return None if fields[0] == "Z" else int(fields[19])
-
-
-def clean_up_after_the_dead() -> None:
-    """Take away what runs have left whose owner no longer lives."""
-    for path in sorted(records().glob("*.json")):
-        try:
-            owner = json.loads(path.read_text())["owner"]
-        except FileNotFoundError:
-            continue  # its run has just ended
-        if not lives(owner):
-            print(f"cleaning up after process {owner[0]}, which was killed", file=sys.stderr, flush=True)
-            remove_remains(path)
-
-
-def remove_remains(path: Path) -> None:
-    """End a box and remove everything its record names, then the record. RuntimeError when something stays."""
-    record = json.loads(path.read_text())
-    if lives(record["init"]):
-        os.kill(record["init"][0], signal.SIGKILL)
-        _wait_until(lambda: not lives(record["init"]), f"process {record['init'][0]} did not end")
-    subprocess.run(["ip", "link", "delete", record["link"]], capture_output=True, check=False)
-    _wait_until(lambda: remove_cgroups(record["cgroup"]), f"control group {record['cgroup']} is still in use")
-    folder = Path(record["folder"])
-    # Never follow a mount that should not be there.
-    mounted = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
-    left = [point for point in mounted if point.startswith(f"{folder}/")]
-    if left:
-        raise RuntimeError(f"still mounted: {', '.join(left)}")
-    if folder.exists():
-        shutil.rmtree(folder)
-    path.unlink()
-
-
-def remove_cgroups(name: str) -> bool:
-    """Remove a control group with all below it, in every hierarchy; whether it is gone."""
-    roots = [root for root in (CGROUPS, *CGROUPS.glob("*")) if (root / name.lstrip("/")).is_dir()]
-    for root in roots:
-        top = root / name.lstrip("/")
-        for folder in sorted((path for path in top.rglob("*") if path.is_dir()), reverse=True):
-            with suppress(OSError):
-                folder.rmdir()
-        with suppress(OSError):
-            top.rmdir()
-    return not any((root / name.lstrip("/")).exists() for root in roots)
-
-
-def _wait_until(condition: Callable[[], bool], else_: str) -> None:
-    deadline = time.monotonic() + STOP_S
-    while not condition():
-        if time.monotonic() > deadline:
-            raise RuntimeError(else_)
-        time.sleep(POLL_S)
 
 
 def _ip(*arguments: str) -> None:

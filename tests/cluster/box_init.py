@@ -17,6 +17,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+OWN_FOLDERS = ("var/lib", "var/log", "run")
+"""Empty at first, and the box's own: what this machine has there is not seen in the box."""
+
 KERNEL_SETTINGS = (
     "vm/overcommit_memory",
     "vm/panic_on_oom",
@@ -35,7 +38,7 @@ def mount(*arguments: str | Path) -> None:
 def main(folder: Path) -> None:
     # Mounts made by a container (mountPropagation: Bidirectional) must come out on the node, as under systemd.
     mount("--make-rshared", "/")
-    for name in ("var/lib", "var/log", "run"):
+    for name in OWN_FOLDERS:
         inside = folder / "host" / name
         inside.mkdir(parents=True)
         mount("--bind", inside, f"/{name}")

@@ -7,7 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.cluster import box
+import pytest
+
+from tests.cluster import remains
 from tests.cluster.box import Box
 
 HOLD = """
@@ -36,7 +38,7 @@ def links() -> set[int]:
 
 def recorded() -> set[str]:
     """Folders of all boxes that are written down."""
-    return {json.loads(path.read_text())["folder"] for path in box.records().glob("*.json")}
+    return {json.loads(path.read_text())["folder"] for path in remains.records().glob("*.json")}
 
 
 def test_nothing_is_left(tmp_path: Path) -> None:
@@ -44,15 +46,15 @@ def test_nothing_is_left(tmp_path: Path) -> None:
     with Box(folder) as held:
         program = held.start("sleep", ["sleep", "1000"])
         held.run("sh", "-c", "until pidof sleep; do sleep 0.1; done")
-        everybody = [box.identity(pid) for pid in held.processes()]
+        everybody = [remains.identity(pid) for pid in held.processes()]
         link = int(Path(f"/sys/class/net/fusecache{held.number}/ifindex").read_text())
-        assert box.identity(program.pid) in everybody
+        assert remains.identity(program.pid) in everybody
         assert link in links()
         assert str(folder) in recorded()
     assert not folder.exists()
     assert link not in links()
     assert str(folder) not in recorded()
-    assert not any(box.lives(one) for one in everybody)
+    assert not any(remains.lives(one) for one in everybody)
 
 
 def test_the_next_run_cleans_up_after_one_that_was_killed(tmp_path: Path) -> None:
@@ -61,7 +63,7 @@ def test_the_next_run_cleans_up_after_one_that_was_killed(tmp_path: Path) -> Non
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
         number = int(owner.stdout.readline())
-        record = json.loads((box.records() / f"{number}.json").read_text())
+        record = json.loads((remains.records() / f"{number}.json").read_text())
         owner.kill()
     # The fault happened: its end left these.
     assert owner.returncode == -9
@@ -69,6 +71,12 @@ def test_the_next_run_cleans_up_after_one_that_was_killed(tmp_path: Path) -> Non
     assert Path(f"{CGROUPS}{record['cgroup']}").exists()
 
     with Box(tmp_path / "next"):
-        assert not box.lives(record["init"])
+        assert not remains.lives(record["init"])
         assert not folder.exists()
     assert not Path(f"{CGROUPS}{record['cgroup']}").exists()
+
+
+def test_a_folder_that_the_box_would_not_see_is_refused() -> None:
+    with pytest.raises(RuntimeError, match="would not be seen in the box"):
+        Box(Path("/run/box")).__enter__()
+    assert not Path("/run/box").exists()
