@@ -24,6 +24,9 @@ from fusecache.controller.verdict import Wish
 ANNOTATION_BYTES = 4096
 """Largest annotation we write."""
 
+REASON_CHARACTERS = 600
+"""Longest sentence on a pod: it repeats what nodes and the API server said."""
+
 EVENT_CHARACTERS = 1000
 """The API refuses messages of more than 1024 bytes."""
 
@@ -62,6 +65,7 @@ def decide(state: State, wish: Wish, reason: str, choice: Choice | None) -> Deci
             reason += f"; next is {runner_up.node_name} with {approximate_size(runner_up.held_bytes)}"
     if wish.note:
         reason += f" ({wish.note})"
+    reason = reason[:REASON_CHARACTERS]
     return Decision(
         state,
         wish.placement,
@@ -79,7 +83,7 @@ def annotation_text(decision: Decision) -> str:
         "state": decision.state,
         "placement": decision.placement,
         "node": decision.node_name,
-        "reason": decision.reason[:1000],
+        "reason": decision.reason,
         "datasets": [name[:100] for name in decision.datasets[:8]],
         "bytes": decision.held_bytes,
     }

@@ -60,6 +60,10 @@ LONGEST_PLANNING_S = 0.5
 WRITES_AT_A_TIME = 16
 FIRST_RETRY_S = 0.5
 LONGEST_RETRY_S = 5.0
+REFUSED_S = 60.0
+"""A change that the API server calls invalid (a policy may) is tried again after this time; meanwhile `prefer` goes on
+unplaced and `require` waits."""
+
 TOLD_EVERY_S = 10.0
 """The reason shown on a pod that goes on waiting is rewritten at most this often."""
 
@@ -67,7 +71,7 @@ TOLD_EVERY_S = 10.0
 class _Attempt:
     """What is remembered of one pod while it waits."""
 
-    __slots__ = ("failures", "first_seen_s", "not_before_s", "refused", "told", "told_s", "trouble")
+    __slots__ = ("failures", "first_seen_s", "not_before_s", "refused", "refused_until_s", "told", "told_s", "trouble")
 
     def __init__(self, first_seen_s: float) -> None:
         self.first_seen_s = first_seen_s
@@ -75,6 +79,7 @@ class _Attempt:
         self.not_before_s = 0.0
         self.refused = ""
         """What the API server said against our last change, when the pod itself had not changed."""
+        self.refused_until_s = 0.0
         self.trouble = ""
         """Why the last write did not get through; empty when it did."""
         self.told = ""
@@ -204,7 +209,7 @@ class Reconciler:
         verdict = judge(
             pod, wish, moment, inventory, lambda: choose(pod, wish.datasets, self._nodes.values, inventory, ledger)
         )
-        if isinstance(verdict, Place) and attempt.refused:
+        if isinstance(verdict, Place) and now_s < attempt.refused_until_s:
             reason = f"the API server refuses the change: {attempt.refused}"
             return Release(reason, verdict.choice) if wish.placement == "prefer" else Wait(reason, True, verdict.choice)
         return verdict
@@ -312,6 +317,7 @@ class Reconciler:
         now = pod_from_json(raw)
         if now.uid == pod.uid and now.resource_version == pod.resource_version:
             attempt.refused = str(failure)
+            attempt.refused_until_s = self._clock.now() + REFUSED_S
             log.warning("change_refused", pod=pod.key, error=failure)
         self._pods.put(raw)
         self._later(attempt)

@@ -315,6 +315,31 @@ def test_change_that_the_api_never_takes_releases_prefer_with_its_words(
     run(story)
 
 
+def test_change_that_was_refused_is_tried_again_for_require(
+    api: ApiDouble, tmp_path: Path, expected_logs: log_noise.Declare
+) -> None:
+    expected_logs("change_refused", count=1)
+
+    async def story() -> None:
+        nodes(api, "a")
+        api.refuse("PATCH", "/api/v1/namespaces/default/pods/p", 422, 1, "denied by a policy")
+        async with running(api, tmp_path) as rig:
+            rig.report({"a": 1})
+            api.create("pods", pod_json("p", annotations=REQUIRE))
+            await rig.until("the reason is shown", lambda: DECISION in rig.pod()["metadata"]["annotations"])
+            assert "denied by a policy" in decision(rig.pod())["reason"]
+            rig.pass_time(10.0)
+            rig.report({"a": 1})
+            await rig.rounds()
+            assert gates(rig.pod()) == [GATE]
+            rig.pass_time(51.0)
+            rig.report({"a": 1})
+            await rig.until("it is let go", lambda: gates(rig.pod()) == [])
+            assert decision(rig.pod())["node"] == "a"
+
+    run(story)
+
+
 def test_write_that_fails_for_a_while_is_tried_again_and_explained(
     api: ApiDouble, tmp_path: Path, expected_logs: log_noise.Declare
 ) -> None:
