@@ -58,7 +58,10 @@ class PlacementConfig(FrozenModel):
         "reason shown (`require`). The annotation fusecache.io/max-wait changes it for one pod.",
     )
     report_interval_s: Seconds = Field(
-        default=5.0, ge=0.1, le=300, description="What the nodes are told to use; three times this is too old to count."
+        default=5.0,
+        ge=0.1,
+        le=300,
+        description="What the nodes use (`controller.report_interval_s` there); a report three times as old does not count.",
     )
     namespace: DnsLabel = Field(default="fusecache", description="Where the Lease lies.")
     lease_name: DnsLabel = Field(default="fusecache-controller", description="The Lease that the leader holds.")
