@@ -61,7 +61,8 @@ class PlacementConfig(FrozenModel):
         default=5.0,
         ge=0.1,
         le=300,
-        description="What the nodes use (`controller.report_interval_s` there); a report three times as old does not count.",
+        description="What the nodes use (`controller.report_interval_s` there); a report three times as old does not "
+        "count.",
     )
     namespace: DnsLabel = Field(default="fusecache", description="Where the Lease lies.")
     lease_name: DnsLabel = Field(default="fusecache-controller", description="The Lease that the leader holds.")
