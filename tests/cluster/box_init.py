@@ -35,7 +35,18 @@ def mount(*arguments: str | Path) -> None:
     subprocess.run(["mount", *map(str, arguments)], check=True)
 
 
+def drop_fuse_mounts() -> None:
+    """Let go of this machine's FUSE mounts, of which the namespace has copies: the kernel would keep their sessions,
+    and so their daemons, for as long as the box stands."""
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        before, _, after = line.partition(" - ")
+        if after.startswith("fuse"):
+            # Nested ones may have gone with the one above.
+            subprocess.run(["umount", "--lazy", before.split()[4]], check=False, stderr=subprocess.DEVNULL)
+
+
 def main(folder: Path) -> None:
+    drop_fuse_mounts()
     # Mounts made by a container (mountPropagation: Bidirectional) must come out on the node, as under systemd.
     mount("--make-rshared", "/")
     for name in OWN_FOLDERS:

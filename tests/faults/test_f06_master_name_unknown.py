@@ -22,6 +22,7 @@ from fusecache.errors import Unavailable
 from fusecache.metrics import Metrics
 from fusecache.rpc.budget import Budget
 from tests.support.embedded import embedded_server
+from tests.support.mount_namespace import own_mount_namespace
 
 UNKNOWN = "no-such-host.invalid:19998"
 """`.invalid` never resolves (RFC 2606)."""
@@ -67,7 +68,7 @@ def test_master_name_unknown_beside_a_good_one_is_passed_over(tmp_path: Path) ->
 @pytest.mark.skipif(os.geteuid() != 0, reason="a mount namespace with an /etc/hosts of its own needs root")
 def test_master_name_that_begins_to_resolve_is_reached_by_the_client_that_failed(tmp_path: Path) -> None:
     done = subprocess.run(
-        ["unshare", "--mount", sys.executable, "-m", "tests.faults.late_name", str(tmp_path)],
+        [*own_mount_namespace(), sys.executable, "-m", "tests.faults.late_name", str(tmp_path)],
         capture_output=True,
         text=True,
         timeout=90,

@@ -14,6 +14,7 @@ from fusecache.daemon import mountpoint
 from fusecache.embedded.server import EmbeddedServer
 from fusecache.errors import MountError
 from tests.support.command import error_line, fusecache
+from tests.support.mount_namespace import own_mount_namespace
 from tests.support.mounting import is_mounted, needs_fuse
 
 USAGE, MOUNT, STATE, UPSTREAM = 2, 3, 4, 6
@@ -123,7 +124,7 @@ def test_mount_mountpoint_of_something_else_is_named(tmp_path: Path, source: Pat
 def test_mount_device_that_is_not_fuse_is_named(tmp_path: Path, source: Path, point: Path) -> None:
     (tmp_path / "empty").touch()
     script = 'mount --bind "$0" /dev/fuse && exec "$@"'
-    before = ("unshare", "--mount", "sh", "-c", script, str(tmp_path / "empty"))
+    before = (*own_mount_namespace(), "sh", "-c", script, str(tmp_path / "empty"))
     line = error_line(fusecache("mount", source, point, state=tmp_path, before=before), MOUNT)
     assert "/dev/fuse is not the FUSE device" in line
     assert "in a container add the device" in line

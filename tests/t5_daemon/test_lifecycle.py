@@ -22,6 +22,7 @@ import pytest
 from fusecache.embedded.faults import FaultPlan
 from tests.support.embedded import embedded_server
 from tests.support.faulty_proxy import FaultyProxy
+from tests.support.mount_namespace import own_mount_namespace
 from tests.support.mounting import Mount, command, is_mounted, needs_fuse
 
 pytestmark = needs_fuse
@@ -193,13 +194,12 @@ def test_sigterm_mount_that_another_namespace_has_copied_ends_all_the_same(
     with contextlib.ExitStack() as stack:
         stack.callback(mount.cleanup)
         mount.start()
-        copy = stack.enter_context(
-            subprocess.Popen(["unshare", "--mount", "--propagation", "private", "sleep", "1000"])
-        )
+        copy = stack.enter_context(subprocess.Popen([*own_mount_namespace(keep=mountpoint), "sleep", "1000"]))
         stack.callback(copy.kill)
         theirs = Path(f"/proc/{copy.pid}/mountinfo")
-        own = os.readlink("/proc/self/ns/mnt")
-        until(lambda: os.readlink(f"/proc/{copy.pid}/ns/mnt") != own, "the other namespace is there")
+        until(
+            lambda: Path(f"/proc/{copy.pid}/comm").read_text() == "sleep\n", "the other namespace is there as it stays"
+        )
         os.kill(mount.pid, signal.SIGTERM)
         assert ended(mount) == 0
         assert not is_mounted(mountpoint)
