@@ -24,7 +24,7 @@ from fusecache.config.settings import ClusterConfig, Settings
 from fusecache.metrics import Metrics
 from fusecache.rpc.budget import Budget
 from tests.support import alluxio_jars
-from tests.support.embedded import WireClient
+from tests.support.embedded import WireClient, wait_until
 from tests.support.real_alluxio import RealAlluxio
 
 BLOCK_SIZE = 1 << 20
@@ -57,6 +57,8 @@ class Cluster(NamedTuple):
     """Another client: connect(tier_folders=...)."""
     wire: Callable[[str], WireClient]
     """A bare channel to "master", "local" or "other" block worker, without any logic of the client."""
+    metrics: Metrics
+    """Of `client`."""
 
     def path(self, name: str) -> bytes:
         """Alluxio path of a name in this test's folder."""
@@ -77,14 +79,23 @@ class Cluster(NamedTuple):
         return {status.name: status for piece in pieces for status in piece}
 
     def read(self, block: Block, offset: int = 0, length: int | None = None, total_s: float = 60.0) -> bytes:
-        """Bytes of a block through the client."""
+        """Bytes of a block through the client; back when the block worker has ended the call, and has stored the block
+        if it will. (A reader does not wait for that.)"""
         length = block.length - offset if length is None else length
         budget = self.budget(total_s)
+        before = self._ended_reads()
         stream = self.client.open_stream(block, offset, length, budget)
         try:
-            return stream.read(length, budget)
+            data = stream.read(length, budget)
         finally:
             stream.close()
+        if length:
+            wait_until(lambda: self._ended_reads() > before)
+        return data
+
+    def _ended_reads(self) -> float:
+        cells = self.metrics.snapshot().items()
+        return sum(value for name, value in cells if name.startswith("fusecache_rpcs_total{method=ReadBlock"))
 
     def block_file(self, block: Block, worker: int = 0) -> Path:
         """Where a block worker keeps a block."""
@@ -158,7 +169,7 @@ def cluster(deployment: Deployment, tmp_path: Path) -> Iterator[Cluster]:
     clients: list[AlluxioClient] = []
     wires: list[WireClient] = []
 
-    def connect(*, tier_folders: tuple[Path, ...] = ()) -> AlluxioClient:
+    def connect(*, tier_folders: tuple[Path, ...] = (), metrics: Metrics | None = None) -> AlluxioClient:
         client = AlluxioClient(
             ClusterConfig(
                 name="contract",
@@ -167,14 +178,15 @@ def cluster(deployment: Deployment, tmp_path: Path) -> Iterator[Cluster]:
                 tier_folders=tuple(str(folder) for folder in tier_folders),
             ),
             Settings(state_dir=tmp_path, runtime_dir=tmp_path),
-            metrics=Metrics(),
+            metrics=metrics or Metrics(),
             clock=SystemClock(),
             rng=random.Random(7),
         )
         clients.append(client)
         return client
 
-    client = connect(tier_folders=deployment.tier_folders[:1])
+    metrics = Metrics()
+    client = connect(tier_folders=deployment.tier_folders[:1], metrics=metrics)
 
     def wire(server: str) -> WireClient:
         target = deployment.master
@@ -189,7 +201,8 @@ def cluster(deployment: Deployment, tmp_path: Path) -> Iterator[Cluster]:
         wires.append(connected)
         return connected
 
-    yield Cluster(client, ufs, f"/test{number}".encode(), BLOCK_WORKERS, deployment.tier_folders, connect, wire)
+    root = f"/test{number}".encode()
+    yield Cluster(client, ufs, root, BLOCK_WORKERS, deployment.tier_folders, connect, wire, metrics)
     for other in wires:
         other.close()
     for other_client in clients:
