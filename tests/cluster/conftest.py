@@ -12,8 +12,8 @@ import pytest
 from tests.cluster.stories import Stories, install
 from tests.cluster.world import World
 
-SIMULATED = 49
-"""With the real one that makes 50 nodes."""
+SIMULATED = 50
+"""Node objects besides the real node."""
 
 
 @pytest.fixture(scope="session", autouse=True)
