@@ -248,13 +248,17 @@ def _from_file(key: str, value: Any) -> Any:
     return value
 
 
-def _validated(model: type[Model], values: Mapping[str, Any], origin: str) -> Model:
+def _validated(
+    model: type[Model], values: Mapping[str, Any], origin: str, origins: Mapping[str, str] | None = None
+) -> Model:
+    """The model, or UsageError; a wrong value is blamed on its key's entry in `origins`, else on `origin`."""
     try:
         return model(**values)
     except ValidationError as failure:
         first = failure.errors(include_url=False)[0]
     where = [str(part) if isinstance(part, str) else f"[{part}]" for part in first["loc"]]
     key = where[0] if where else ""
+    origin = (origins or {}).get(key, origin)
     name = "".join(part if part.startswith("[") else f".{part}" for part in where).removeprefix(".")
     value: Any = values.get(key)
     context = first.get("ctx", {})
@@ -352,17 +356,25 @@ def _mounts(value: Any, where: str) -> tuple[MountConfig, ...]:
 def _mapping(
     model: type[Model], section: str, document: Mapping[str, Any], variables: Mapping[str, str], where: str
 ) -> Model | None:
-    """A section that is one mapping; variables stand above the file. None when neither gives any key of it."""
+    """A section that is one mapping; variables stand above the file.
+
+    None when it is not in the file and the variables lack what it must have: a DaemonSet gives every pod its node's
+    name, which alone does not make a node report.
+    """
     given = document.get(section)
     if given is not None and not isinstance(given, dict):
         raise UsageError(f"{where}: {section}: {_shown(given)}: must be a mapping of keys to values")
     values: dict[str, Any] = dict(given or {})
-    origin = f"{where}: {section}"
+    origins: Origins = {}
     for name, value in variables.items():
         if name in _MAPPING_KEYS and _MAPPING_KEYS[name][0] == section:
-            values[_MAPPING_KEYS[name][1]] = value
-            origin = PREFIX + name.upper()
-    return _validated(model, values, origin) if values or given is not None else None
+            key = _MAPPING_KEYS[name][1]
+            values[key] = value
+            origins[key] = PREFIX + name.upper()
+    required = {key for key, field_of_key in model.model_fields.items() if field_of_key.is_required()}
+    if given is None and (not values or not required <= values.keys()):
+        return None
+    return _validated(model, values, f"{where}: {section}", origins)
 
 
 def _entries(model: type[Model], value: Any, where: str, unique: str) -> tuple[Model, ...]:

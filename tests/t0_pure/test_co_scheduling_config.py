@@ -72,3 +72,19 @@ def test_section_that_is_wrong_names_key_value_and_what_is_allowed(tmp_path: Pat
 def test_controller_variable_that_is_wrong_is_named() -> None:
     with pytest.raises(UsageError, match=r"FUSECACHE_PLACEMENT_DEFAULT_PLACEMENT.*'maybe'"):
         load(None, {"FUSECACHE_PLACEMENT_DEFAULT_PLACEMENT": "maybe"}, {})
+
+
+def test_value_of_the_file_is_blamed_on_the_file_when_a_variable_gives_another_key(tmp_path: Path) -> None:
+    file = write(tmp_path, "controller: {address: nowhere}\n")
+    with pytest.raises(UsageError, match=r"node\.yaml: controller: address: 'nowhere'"):
+        load(file, {"FUSECACHE_CONTROLLER_NODE_NAME": "n1"}, {})
+
+
+def test_node_name_alone_does_not_make_a_node_report(tmp_path: Path) -> None:
+    """The DaemonSet gives it to every pod; without `controller:` nothing is reported, and nothing is wrong."""
+    file = write(tmp_path, "log_level: info\n")
+    assert load(file, {"FUSECACHE_CONTROLLER_NODE_NAME": "n1"}, {}).controller is None
+    variables = {"FUSECACHE_CONTROLLER_NODE_NAME": "n1", "FUSECACHE_CONTROLLER_ADDRESS": "c:1"}
+    link = load(file, variables, {}).controller
+    assert link is not None
+    assert (link.address, link.node_name) == ("c:1", "n1")
