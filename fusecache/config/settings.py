@@ -79,9 +79,24 @@ def _default_runtime_dir() -> Path:
 class Settings(FrozenModel):
     """Tuning and behaviour of one mount."""
 
-    open_mode: Literal["classic"] = Field(
+    open_mode: Literal["auto", "no-open", "passthrough", "classic"] = Field(
         default="classic",
-        description="How the kernel is served. `classic`: one process under fusermount3, no privileges.",
+        description="How the kernel is served. `no-open`: files are opened without asking the daemon; best for many "
+        "small files. `passthrough`: the kernel reads local block files itself; best for large ones (Linux 6.9). "
+        "`classic`: one process under fusermount3, no privileges. `auto`: what the kernel and the process's rights "
+        "allow and the mean file size suggests; `status` says what was chosen and why.",
+    )
+    workers: Count = Field(
+        default=2,
+        ge=1,
+        le=64,
+        description="Processes that answer the kernel's requests (not in `classic`); another one takes over when one "
+        "dies or is busy.",
+    )
+    kernel_features: str = Field(
+        default="",
+        description="Features of the kernel not to be used, such as `-passthrough,-resend`, or those of an older one: "
+        "`as-5.14`, `as-6.6`. `doctor` lists them.",
     )
     allow_other: bool | None = Field(
         default=None,
@@ -149,6 +164,25 @@ class Settings(FrozenModel):
     )
     read_ahead_bytes: Size = Field(
         default=MIB, ge=0, le=GIB, description="The kernel's read-ahead for the mount, where the process may set it."
+    )
+    max_read_bytes: Size = Field(
+        default=MIB,
+        ge=128 * KIB,
+        le=MIB,
+        description="Largest read that the kernel sends in one request (not in `classic`).",
+    )
+    max_background: Count = Field(
+        default=64,
+        ge=1,
+        le=65535,
+        description="Read-ahead requests that the kernel may have in flight (not in `classic`).",
+    )
+    congestion_threshold: Count = Field(
+        default=48,
+        ge=1,
+        le=65535,
+        description="Read-ahead requests in flight from which the kernel holds further read-ahead back (not in "
+        "`classic`).",
     )
     fetch_bytes: Size = Field(
         default=4 * MIB, ge=64 * KIB, le=GIB, description="One fetch from a block worker; each costs a round trip."
