@@ -378,9 +378,10 @@ class MountedDataset(FrozenModel):
 
 
 class MountPlan(FrozenModel):
-    """Everything one daemon process is given: exactly one of `cluster` and `folder` is set."""
+    """Everything one daemon process is given."""
 
     cluster: ClusterConfig | None
+    """None for a folder whose embedded server does not run yet."""
     folder: Path | None
     """Folder to serve through an embedded server."""
     path: bytes

@@ -10,10 +10,12 @@ import json
 import selectors
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
 from fusecache import errors
+from fusecache.config.settings import ClusterConfig, MountPlan
 from fusecache.errors import FusecacheError, UsageError
 
 START_S = 60.0
@@ -93,3 +95,18 @@ class EmbeddedChild:
             if not selector.select(START_S):
                 return None
         return self._process.stdout.readline()
+
+
+def with_embedded(plan: MountPlan, stack: ExitStack) -> MountPlan:
+    """`plan` with a cluster: for a folder SOURCE its embedded server is started, and ends with `stack`."""
+    if plan.folder is None:
+        return plan
+    child = EmbeddedChild(plan.folder, plan.settings.state_dir / "embedded")
+    stack.callback(child.stop)
+    return served_by(plan, child.start())
+
+
+def served_by(plan: MountPlan, address: EmbeddedAddress) -> MountPlan:
+    """`plan` with a running embedded server as its cluster."""
+    cluster = ClusterConfig(name="embedded", masters=(address.master,), tier_folders=address.tier_folders)
+    return plan.model_copy(update={"cluster": cluster})

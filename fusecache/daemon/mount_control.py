@@ -37,7 +37,6 @@ class ControlledMount(Protocol):
     invalidator: Invalidator
     dataset_bytes: DatasetBytes
     source: str
-    read_ahead_bytes: int | None
 
     @property
     def ready(self) -> bool:
@@ -50,6 +49,14 @@ class ControlledMount(Protocol):
 
     def is_mounted(self) -> bool:
         """False when it was taken away from its mount point, though open files may still be served. Reads mountinfo."""
+        ...
+
+    async def describe(self) -> dict[str, Any]:
+        """How the kernel is served."""
+        ...
+
+    async def measure(self) -> Metrics:
+        """All metrics of the mount."""
         ...
 
     async def find(self, parent: int, name: bytes, *, last: bool) -> int | None:
@@ -82,7 +89,7 @@ class MountControl:
         return {
             "mountpoint": str(plan.mountpoint),
             "source": self._mount.source,
-            "cluster": plan.cluster.model_dump(mode="json") if plan.cluster else None,
+            "cluster": plan.cluster.model_dump(mode="json") if plan.cluster and not plan.folder else None,
             "cluster_id": self._mount.identity.cluster_id,
             "control_socket": str(self.path),
             "settings": plan.settings.model_dump(mode="json"),
@@ -96,18 +103,17 @@ class MountControl:
             "pid": os.getpid(),
             "mountpoint": str(mount.plan.mountpoint),
             "source": mount.source,
-            "open_mode": mount.plan.settings.open_mode,
+            **await mount.describe(),
             "cluster_id": mount.identity.cluster_id,
             "primary": mount.identity.primary,
             "alluxio_version": mount.identity.version,
             "uptime_s": round(mount.uptime_s(), 1),
-            "read_ahead_bytes": mount.read_ahead_bytes,
             "log_level": logs.level(),
-            "metrics": mount.metrics.snapshot(),
+            "metrics": (await mount.measure()).snapshot(),
         }
 
     async def _metrics(self, request: dict[str, Any]) -> dict[str, Any]:
-        return {"text": self._mount.metrics.exposition()}
+        return {"text": (await self._mount.measure()).exposition()}
 
     async def _config(self, request: dict[str, Any]) -> dict[str, Any]:
         return {"config": self.describe_config()}

@@ -9,6 +9,8 @@ Both go on failing quietly while no server answers; reads never wait for them.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 import structlog
 import trio
 
@@ -18,7 +20,6 @@ from fusecache.clock import Clock
 from fusecache.config.settings import Settings
 from fusecache.errors import UpstreamError
 from fusecache.metrics import Metrics
-from fusecache.prefetch.reader import Readers
 from fusecache.rpc.budget import Budget
 
 log = structlog.get_logger(__name__)
@@ -35,15 +36,16 @@ class Upkeep:
     def __init__(
         self,
         client: AlluxioClient,
-        readers: Readers,
+        take_served: Callable[[int], Awaitable[list[int]]],
         settings: Settings,
         *,
         metrics: Metrics,
         clock: Clock,
         limiter: trio.CapacityLimiter,
     ) -> None:
+        """`take_served` gives up to so many ids of blocks that were read directly since it was last called."""
         self._client = client
-        self._readers = readers
+        self._take_served = take_served
         self._settings = settings
         self._clock = clock
         self._limiter = limiter
@@ -85,7 +87,7 @@ class Upkeep:
         most = max(1, int(interval_s * self._settings.touch_calls_per_s))
         while True:
             await trio.sleep(interval_s)
-            served = self._readers.take_served(most)
+            served = await self._take_served(most)
             pause_s = 1.0 / self._settings.touch_calls_per_s
             for block_id in served:
                 try:

@@ -3,6 +3,8 @@
 A notification can block for as long as a READ of that inode or a LOOKUP in that folder is in flight, so it is never
 sent from the loop that answers them. Pending pushes are kept once each and bounded; when more than `MAX_PENDING` wait,
 the oldest are dropped and counted: the kernel's timeouts, never longer than `refresh_s`, then end what it keeps.
+
+How a notification reaches the kernel is the caller's: libfuse in `classic` mode (`session.notify`), the gate otherwise.
 """
 
 from __future__ import annotations
@@ -10,8 +12,8 @@ from __future__ import annotations
 import errno
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 
-import pyfuse3
 import structlog
 
 from fusecache.cache.listing_diff import Change
@@ -43,7 +45,9 @@ def pushes_of(change: Change) -> tuple[Push, ...]:
 class Invalidator:
     """The pushing thread of one mount."""
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics, notify: Callable[[Push], None]) -> None:
+        """`notify` gives one push to the kernel and may block; OSError when the kernel refuses it."""
+        self._notify = notify
         self._counters = {
             kind: metrics.counter("fusecache_invalidations_total", kind=kind)
             for kind in ("entry", "inode", "attributes")
@@ -102,12 +106,9 @@ class Invalidator:
             self._send(push)
 
     def _send(self, push: Push) -> None:
-        kind, inode, name = push
+        kind, inode, _ = push
         try:
-            if kind == "entry":
-                pyfuse3.invalidate_entry(pyfuse3.InodeT(inode), pyfuse3.FileNameT(name))
-            else:
-                pyfuse3.invalidate_inode(pyfuse3.InodeT(inode), attr_only=kind == "attributes")
+            self._notify(push)
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.EBADF, errno.ENODEV, errno.ENOTCONN):
                 log.warning("the kernel refused an invalidation", kind=kind, inode=inode, error=str(error))

@@ -19,6 +19,7 @@ import structlog
 from fusecache.config.settings import Settings
 from fusecache.errors import MountError
 from fusecache.fs import request_wait
+from fusecache.fs.invalidation import Push
 
 log = structlog.get_logger(__name__)
 
@@ -87,6 +88,15 @@ class Session:
         if self._open:
             self._open = False
             pyfuse3.close(unmount=unmount)
+
+
+def notify(push: Push) -> None:
+    """Make the kernel forget a name, attributes, or attributes and pages, through libfuse. OSError when it refuses."""
+    kind, inode, name = push
+    if kind == "entry":
+        pyfuse3.invalidate_entry(pyfuse3.InodeT(inode), pyfuse3.FileNameT(name))
+    else:
+        pyfuse3.invalidate_inode(pyfuse3.InodeT(inode), attr_only=kind == "attributes")
 
 
 def set_read_ahead(device: str, read_ahead_bytes: int) -> bool:

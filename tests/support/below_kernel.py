@@ -28,8 +28,8 @@ from fusecache.cache.store import MetadataStore
 from fusecache.cache.tree import MetadataTree
 from fusecache.clock import Clock, SystemClock
 from fusecache.config.settings import ClusterConfig, Settings
-from fusecache.daemon.classic import HEAL_S, freshness_of
 from fusecache.daemon.file_context import MetadataFileContext
+from fusecache.daemon.mount_core import HEAL_S, freshness_of
 from fusecache.embedded.server import EmbeddedServer
 from fusecache.errors import FusecacheError
 from fusecache.fs.attributes import Attributes
