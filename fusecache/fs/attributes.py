@@ -4,6 +4,9 @@ st_ino is the inode (file id + 1), or 1 for the mounted folder; st_blocks counts
 that du(1) shows what the data set would take; mtime, ctime and atime are Alluxio's modification time; the mode never
 has more bits than `mode_mask` allows, but a folder that may be read may be entered (`x` follows `r`), because Alluxio
 folders of object stores often come without it.
+
+A file that is still being written can't be read. Where the kernel opens files without asking (`no-open`), the error can
+only come with a READ, and the kernel sends none for an empty file: such a file shows at least one byte.
 """
 
 from __future__ import annotations
@@ -23,7 +26,9 @@ IO_BLOCK_BYTES = 128 << 10
 class Attributes:
     """Makes EntryAttributes for one mount."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, *, opened_unasked: bool = False) -> None:
+        """`opened_unasked`: the kernel sends no OPEN."""
+        self._least_incomplete_bytes = int(opened_unasked)
         self._mask = settings.mode_mask
         self._ownership = Ownership(settings)
 
@@ -40,7 +45,7 @@ class Attributes:
         else:
             attributes.st_mode = stat.S_IFREG | mode
             attributes.st_nlink = 1
-            attributes.st_size = entry.length
+            attributes.st_size = entry.length if entry.completed else max(entry.length, self._least_incomplete_bytes)
             attributes.st_blocks = (entry.length + 511) >> 9
         attributes.st_uid = self._ownership.uid(entry.owner)
         attributes.st_gid = self._ownership.gid(entry.group)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import errno
 import itertools
 import stat
+import time
 from collections.abc import Callable, Iterator, Mapping
 
 import pyfuse3
@@ -32,7 +33,10 @@ class HiddenFolder:
     MAX_OPEN = 1024
     """Open files at once; each holds its content."""
 
-    def __init__(self, files: Mapping[bytes, Content]) -> None:
+    def __init__(self, files: Mapping[bytes, Content], *, shown_bytes: int = 0) -> None:
+        """`shown_bytes`: size shown of each file where the kernel reads without an OPEN, and so without direct I/O; it
+        then also looks at the files anew each time, and their pages end with their changing time."""
+        self._shown_bytes = shown_bytes
         self._names = list(files)
         self._contents = list(files.values())
         self._handles: dict[int, bytes] = {}
@@ -53,9 +57,19 @@ class HiddenFolder:
             attributes.st_mode = pyfuse3.ModeT(stat.S_IFREG | 0o444)
         else:
             raise pyfuse3.FUSEError(errno.ESTALE)
-        # Sizes are unknown until a file is opened (direct I/O reads to the end all the same), as in /proc.
-        attributes.entry_timeout = attributes.attr_timeout = 1.0
+        if not self._shown_bytes:
+            # Sizes are unknown until a file is opened (direct I/O reads to the end all the same), as in /proc.
+            attributes.entry_timeout = attributes.attr_timeout = 1.0
+        else:
+            attributes.entry_timeout = attributes.attr_timeout = 0.0
+            attributes.st_mtime_ns = time.time_ns()
+            attributes.st_size = 0 if inode == FOLDER_INODE else self._shown_bytes
         return attributes
+
+    def name_of(self, inode: int) -> bytes | None:
+        """Name of a file of the folder; None for any other inode."""
+        index = inode - FOLDER_INODE - 1
+        return self._names[index] if 0 <= index < len(self._names) else None
 
     def entries(self) -> Iterator[tuple[bytes, int]]:
         """(name, inode) of every file."""

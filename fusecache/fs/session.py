@@ -74,6 +74,14 @@ class Session:
             ) from None
         self._open = True
 
+    def attach(self, descriptor: int) -> None:
+        """Serve what another process has mounted: the kernel's requests come over `descriptor`.
+
+        libfuse takes /dev/fd/N for a mount point; `default_permissions` is then an option of that mount.
+        """
+        pyfuse3.init(self._operations, f"/dev/fd/{descriptor}", set(pyfuse3.default_options) - {"default_permissions"})
+        self._open = True
+
     async def serve(self) -> None:
         """Answer requests until the mount is gone or `stop` is called."""
         request_wait.install(self._spin_us / 1e6)

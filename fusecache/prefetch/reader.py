@@ -17,6 +17,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+from collections import OrderedDict
 from typing import Protocol
 
 import structlog
@@ -71,12 +72,15 @@ class FileReader:
 
     __slots__ = (
         "_blocks", "_fetched", "_learned", "_readers", "_refused", "_single", "_stale", "_whole", "entry", "opens",
+        "reads",
     )  # fmt: skip
 
     def __init__(self, readers: Readers, entry: Entry) -> None:
         self._readers = readers
         self.entry = entry
         self.opens = 0
+        self.reads = 0
+        """Reads that wait for bytes now."""
         self._blocks: dict[int, OpenBlock] = {}
         self._single: OpenBlock | None = None
         """The block file of a file of one block."""
@@ -119,12 +123,27 @@ class FileReader:
         budget = Budget(readers.clock, readers.settings.read_budget_s)
         first, last = offset // entry.block_size, (end - 1) // entry.block_size
         pieces = []
-        for index in range(first, last + 1):
-            base = index * entry.block_size
-            start = max(offset - base, 0)
-            stop = min(end - base, entry.block_size)
-            pieces.append(await self._read_block(index, start, stop, budget))
+        self.reads += 1
+        try:
+            for index in range(first, last + 1):
+                base = index * entry.block_size
+                start = max(offset - base, 0)
+                stop = min(end - base, entry.block_size)
+                pieces.append(await self._read_block(index, start, stop, budget))
+        finally:
+            self.reads -= 1
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def whole_file(self) -> OpenBlock | None:
+        """The block file that is the whole file, when this node has it and nobody can write to it by another name.
+
+        Only such a file may be read without asking here any more (passthrough): a hard link to a source file is
+        looked at after each read, and bytes fetched through a block worker may be of a version not confirmed yet.
+        """
+        if self.entry.block_count != 1 or self._fetched:
+            return None
+        opened = self._open(0)
+        return None if opened is None or opened.written_ns is not None else opened
 
     def local_bytes(self) -> int:
         """Bytes of the file that this node can serve from local block files now."""
@@ -281,8 +300,10 @@ class Readers:
         self.fetcher = Fetcher(client, settings, metrics=metrics, clock=clock, limiter=limiter)
         self.open_blocks = OpenBlocks(client.open_local, settings.max_open_blocks)
         self._files: dict[int, FileReader] = {}
+        self._kept: OrderedDict[int, FileReader] = OrderedDict()
         self._touch: dict[int, None] = {}
-        self._buffer = memoryview(mmap.mmap(-1, MAX_REQUEST_BYTES))
+        self.buffer = memoryview(mmap.mmap(-1, MAX_REQUEST_BYTES))
+        """Where `hot_read` puts its bytes; another one may be given before each call."""
         self._nowait = os.RWF_NOWAIT
         self._local_bytes = metrics.counter("fusecache_read_bytes_total", source="local_block")
         self._failed_local = metrics.counter("fusecache_block_sources_failed_total", source="local_block")
@@ -314,11 +335,40 @@ class Readers:
             del self._files[inode]
             reader.close()
 
+    def kept(self, inode: int) -> FileReader | None:
+        """The reader that `keep` made, used last from now on."""
+        reader = self._kept.get(inode)
+        if reader is not None:
+            self._kept.move_to_end(inode)
+        return reader
+
+    def keep(self, entry: Entry) -> FileReader:
+        """The reader of a file that is read without having been opened here: nobody will say that it was closed.
+
+        So the one used least recently is closed once more than `max_open_blocks` are kept. Incomplete while the file
+        is being written.
+        """
+        reader = self.kept(entry.inode)
+        if reader is None:
+            reader = self.open(entry)
+            self._kept[entry.inode] = reader
+            if len(self._kept) > self.settings.max_open_blocks:
+                self._close_oldest_kept()
+        return reader
+
+    def _close_oldest_kept(self) -> None:
+        for inode, reader in self._kept.items():
+            if not reader.reads:
+                del self._kept[inode]
+                self.release(inode)
+                return
+
     def close_all(self) -> None:
         """Shutdown."""
         for reader in self._files.values():
             reader.close()
         self._files.clear()
+        self._kept.clear()
         self.open_blocks.close_all()
 
     def served(self, block_id: int) -> None:
@@ -340,7 +390,7 @@ class Readers:
         """
         if size > MAX_REQUEST_BYTES:
             return None
-        view = self._buffer[:want]
+        view = self.buffer[:want]
         try:
             got = os.preadv(fd, (view,), offset, self._nowait)
         except BlockingIOError:
