@@ -348,7 +348,7 @@ class ScriptedAlluxio:
         )
         watcher.start()
         try:
-            yield from self._send(data, request, fault, seen, cancelled, context)
+            yield from self._send(data, request, fault, seen, finished, cancelled, context)
         finally:
             finished.set()
 
@@ -358,6 +358,7 @@ class ScriptedAlluxio:
         request: Any,
         fault: ReadFault,
         seen: ReadSeen,
+        finished: threading.Event,
         cancelled: threading.Event,
         context: grpc.ServicerContext,
     ) -> Iterator[Any]:
@@ -384,6 +385,8 @@ class ScriptedAlluxio:
                 if position == end and fault.surplus:
                     self.done["surplus"] += 1
                     piece += fault.surplus
+                if position == end:
+                    finished.set()  # the client may end its side before this thread goes on behind the yield
                 yield _chunk(piece)
             if position == limit and position < end:
                 self.done[deed] += 1

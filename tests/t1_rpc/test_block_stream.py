@@ -50,9 +50,9 @@ def test_read_whole_block_is_exact_and_not_half_closed(
     holder: ScriptedAlluxio, client: AlluxioClient, budget: Budget, metrics: Metrics
 ) -> None:
     assert read_all(client, budget) == DATA
+    wait_for_the_end(metrics)
     (seen,) = holder.reads
     assert not seen.half_closed_early
-    wait_for_the_end(metrics)
     assert total(metrics, "fusecache_rpcs_total{method=ReadBlock,code=OK}") == 1
 
 

@@ -16,6 +16,7 @@ from fusecache.metrics import Metrics
 from fusecache.pb.alluxio import version_pb2
 from fusecache.rpc.budget import Budget
 from fusecache.rpc.channel import FIRST_RECONNECT_S
+from tests.support.embedded import wait_until
 from tests.support.log_noise import Declare
 from tests.support.scripted_alluxio import ScriptedAlluxio, file_info
 from tests.t1_rpc.conftest import MakeClient, total
@@ -85,13 +86,21 @@ def silent_port() -> Iterator[int]:
 def test_discovery_only_the_primary_is_spoken_to(
     masters: list[ScriptedAlluxio], make_client: MakeClient, budget: Budget
 ) -> None:
-    stand_by(masters[0])
-    stand_by(masters[2])
-    client = make_client(*masters)
+    standbys = (masters[0], masters[2])
+    for standby in standbys:
+        stand_by(standby)
+
+    def lead_when_the_others_have_refused(request: Any, context: grpc.ServicerContext) -> Any:
+        """A primary that answers first ends the discovery, and a standby may then never have been asked."""
+        wait_until(lambda: all(standby.done["standby"] for standby in standbys))
+        return masters[1]._get_service_version(request, context)
+
+    masters[1].on("getServiceVersion", lead_when_the_others_have_refused)
+    client = make_client(*masters, settings={"connect_s": 20.0})
     assert client.connect(budget).primary == masters[1].target
     assert client.get_status(b"/f", sync_interval_ms=-1, budget=budget).length == 5
     assert masters[1].calls("GetStatus")
-    for standby in (masters[0], masters[2]):
+    for standby in standbys:
         assert standby.done["standby"] == 1
         assert [call.method for call in standby.received] == ["getServiceVersion"]
 
