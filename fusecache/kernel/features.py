@@ -167,7 +167,7 @@ def mode_is_possible(features: Features, open_mode: str) -> str | None:
         "passthrough": ("mount", "clone", "init-ext", "passthrough"),
     }[open_mode]
     missing = [features[name] for name in needed if not features.usable(name)]
-    return f"{missing[0].name} is missing: {missing[0].why}" if missing else None
+    return f"{missing[0].name}: {missing[0].why}" if missing else None
 
 
 def decide_open_mode(features: Features, wanted: OpenMode) -> Decision:

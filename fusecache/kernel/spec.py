@@ -99,7 +99,7 @@ class MountSpec:
             ("embedded_pid", 1 if self.embedded_pid is None else self.embedded_pid, 1, 1 << 22),
             ("read_ahead_bytes", self.read_ahead_bytes, 0, 1 << 30),
             ("max_background", self.max_background, 1, (1 << 16) - 1),
-            ("congestion_threshold", self.congestion_threshold, 1, self.max_background),
+            ("congestion_threshold", self.congestion_threshold, 1, (1 << 16) - 1),
             ("max_read_bytes", self.max_read_bytes, PAGE_BYTES, MAX_READ_BYTES),
             ("spin_us", self.spin_us, 0, 1_000_000),
             ("slots", self.slots, 1, 1024),
