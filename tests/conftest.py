@@ -38,6 +38,21 @@ seven minutes."""
 EXPECTATIONS = pytest.StashKey[list[log_noise.Expectation]]()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The open modes in which tests/t4_mount runs."""
+    parser.addoption("--open-modes", metavar="NAME,...", help="run tests of mounts in these open modes; all by default")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With `--dist loadgroup`: a test file is one piece of work, and so are all tests of one open mode, which share
+    their mounts. Before pytest-xdist reads the marks."""
+    for item in items:
+        parameters = getattr(getattr(item, "callspec", None), "params", {})
+        mode = parameters.get("open_mode")
+        item.add_marker(pytest.mark.xdist_group(item.path.name if mode is None else f"open mode {mode.name}"))
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """`kill -USR1` on a test run that hangs prints every thread's stack."""
     faulthandler.register(signal.SIGUSR1, all_threads=True)

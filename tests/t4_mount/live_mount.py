@@ -6,6 +6,7 @@ and `EmbeddedProcess`, an embedded server in a process of its own (so that its t
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from fusecache.daemon import control_client
 from fusecache.daemon.control import socket_path
@@ -26,6 +27,14 @@ PATIENCE_S = 40.0
 STOP_S = 15.0
 
 
+class Part(NamedTuple):
+    """One process of a mount."""
+
+    pid: int
+    restarts: int
+    """How often it was started again."""
+
+
 class LiveMount:
     """A mounted source; paths are Path for people and bytes for hostile names."""
 
@@ -35,16 +44,42 @@ class LiveMount:
         self.pid = mount.pid
         self.of_folder = not mount.source.startswith("alluxio://")
         """Whether an embedded server of the mount's own serves the source."""
+        self.runtime_dir = runtime_dir
         self._socket = socket_path(runtime_dir, mount.mountpoint)
 
+    def status(self) -> dict[str, Any]:
+        """What `fusecache status` shows."""
+        return control_client.call(self._socket, "status", PATIENCE_S)
+
     def metrics(self) -> dict[str, float]:
-        """Every metric of the daemon now."""
-        found: dict[str, float] = control_client.call(self._socket, "status", PATIENCE_S)["metrics"]
+        """Every metric now, over all processes of the mount."""
+        found: dict[str, float] = self.status()["metrics"]
         return found
 
     def uptime_s(self) -> float:
         """Seconds since the daemon's start."""
-        return float(control_client.call(self._socket, "status", PATIENCE_S)["uptime_s"])
+        return float(self.status()["uptime_s"])
+
+    def open_mode(self) -> str:
+        """The mode in force."""
+        return str(self.status()["open_mode"])
+
+    def gate(self) -> dict[str, Any]:
+        """The gate's counters; empty without one."""
+        found: dict[str, Any] = self.status().get("gate") or {}
+        return found
+
+    def passthrough_opens(self) -> int:
+        """Opens that the kernel was given a backing file for."""
+        return int(self.gate().get("passthrough_opens", 0))
+
+    def parts(self) -> dict[str, Part]:
+        """The processes of the mount that a supervisor looks after, by name; empty in classic mode."""
+        return {part["name"]: Part(part["pid"], part["restarts"]) for part in self.status().get("parts") or ()}
+
+    def pids(self) -> list[int]:
+        """Every process that serves the mount; an embedded server does not count."""
+        return [self.pid, *(part.pid for name, part in self.parts().items() if name not in ("supervisor", "embedded"))]
 
     def rpcs(self) -> dict[str, float]:
         """Calls to the cluster so far, by method."""
@@ -58,13 +93,22 @@ class LiveMount:
         """As `fusecache refresh` does it; the root without a path."""
         return control_client.call(self._socket, "refresh", PATIENCE_S, paths=list(paths) or [""])
 
-    def descriptors(self) -> int:
-        """Open descriptors of the daemon."""
-        return len(os.listdir(f"/proc/{self.pid}/fd"))
+    def descriptors(self) -> list[str]:
+        """What the open descriptors of the mount's processes point at."""
+        found = []
+        for pid in self.pids():
+            for number in os.listdir(f"/proc/{pid}/fd"):
+                with contextlib.suppress(FileNotFoundError):  # closed while we looked
+                    found.append(os.readlink(f"/proc/{pid}/fd/{number}"))
+        return found
 
     def resident_bytes(self) -> int:
-        """Memory of the daemon."""
-        return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+        """Memory of the mount's processes, without what they share with files."""
+        pages = 0
+        for pid in self.pids():
+            _, resident, shared, *_ = map(int, Path(f"/proc/{pid}/statm").read_text().split())
+            pages += resident - shared
+        return pages * os.sysconf("SC_PAGESIZE")
 
 
 def by_label(metrics: dict[str, float], name: str, label: str) -> dict[str, float]:
@@ -83,6 +127,7 @@ def live_mount(source: str | Path, folder: Path, *flags: str, name: str = "mnt")
     folder.mkdir(exist_ok=True)
     state, runtime = folder / "state", folder / "run"
     mount = Mount(str(source), folder / name, "--state-dir", str(state), "--runtime-dir", str(runtime), *flags)
+    mount.by_command = False
     with mount:
         yield LiveMount(mount, runtime)
 

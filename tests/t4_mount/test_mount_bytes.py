@@ -1,7 +1,8 @@
 """Bytes through the kernel: whatever the size, offset and way of reading, they are the source's or an error.
 
-Each test runs over two mounts: a folder (block files read without a call), and a cluster of two block workers with
-small blocks whose block files the mount does not look at, so that everything comes through streams.
+Each test runs over three mounts: a folder (one block file per file, read without a call, or by the kernel itself), a
+cluster of small blocks (several block files per file, read without a call), and one of two block workers whose block
+files the mount does not look at, so that everything comes through streams.
 """
 
 from __future__ import annotations
@@ -12,20 +13,16 @@ import os
 import random
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from tests.support.mounting import needs_fuse, sha256_tree
-from tests.t4_mount.live_mount import EmbeddedProcess, LiveMount, live_mount
+from tests.t4_mount.board import BLOCK, Board, Place
 
 pytestmark = needs_fuse
 
 KIB, MIB = 1 << 10, 1 << 20
-BLOCK = 256 * KIB
-"""Block size of the cluster."""
-
 SIZES = (
     0, 1, 10, 4095, 4096, 4097, 110 * KIB,
     BLOCK - 1, BLOCK, BLOCK + 1, 4 * BLOCK - 1, 4 * BLOCK, 4 * BLOCK + 1, 9 * MIB + 12_345,
@@ -33,41 +30,37 @@ SIZES = (
 
 
 class Data:
-    """The source's files and their mount."""
+    """The source's files and where a mount shows them."""
 
-    def __init__(self, mount: LiveMount, contents: dict[str, bytes]) -> None:
-        self.mount = mount
+    def __init__(self, place: Place, contents: dict[str, bytes]) -> None:
+        self.place = place
         self.contents = contents
 
     def path(self, name: str) -> Path:
-        return self.mount.root / name
+        return self.place.shown / name
 
 
-@pytest.fixture(scope="module", params=["folder", "cluster"])
-def data(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Data]:
-    folder = tmp_path_factory.mktemp("bytes")
-    source = folder / "source"
-    source.mkdir()
+@pytest.fixture(scope="module", params=["folder", "blocks", "cluster"])
+def data(request: pytest.FixtureRequest, board: Board) -> Iterator[Data]:
+    place = board.place(request.param, "bytes")
     rng = random.Random(11)
     contents = {f"f{size}": rng.randbytes(size) for size in SIZES}
     for name, content in contents.items():
-        (source / name).write_bytes(content)
-    with ExitStack() as stack:
-        if request.param == "folder":
-            mount = stack.enter_context(live_mount(source, folder))
-        else:
-            flags = ("--block-workers", "2", "--block-size-bytes", str(BLOCK))
-            cluster = stack.enter_context(EmbeddedProcess(source, folder / "embedded", *flags))
-            mount = stack.enter_context(
-                live_mount(cluster.url, folder, "--no-zero-rpc-reads", "--fetch-bytes", "512KiB")
-            )
-        yield Data(mount, contents)
-        sources = mount.sources()
-        if request.param == "folder":
-            assert sources["local_block"] > 0
-        else:
-            assert sources.get("local_block", 0) == 0
-            assert sources["block_worker"] + sources["ufs"] > 0
+        (place.source / name).write_bytes(content)
+    if request.param != "cluster":
+        place.warm()
+    before, opens_before = place.mount.sources(), place.mount.passthrough_opens()
+    yield Data(place, contents)
+    after = place.mount.sources()
+    read = {source: after[source] - before.get(source, 0) for source in after}
+    if request.param == "cluster":
+        assert read.get("local_block", 0) == 0
+        assert read["block_worker"] + read["ufs"] > 0
+    elif request.param == "folder" and board.mode.passthrough:
+        assert place.mount.passthrough_opens() - opens_before > len(SIZES)
+        assert read.get("local_block", 0) == 0, "the kernel reads what is whole and local"
+    else:
+        assert read["local_block"] > 0
 
 
 def drop_pages(path: Path) -> int:
@@ -79,10 +72,9 @@ def drop_pages(path: Path) -> int:
 
 def test_mount_bytes_whole_tree_equals_the_source(data: Data) -> None:
     """S01: cold and warm."""
-    source = data.mount.root.parent / "source"
-    expected = sha256_tree(source)
-    assert sha256_tree(data.mount.root) == expected
-    assert sha256_tree(data.mount.root) == expected
+    expected = sha256_tree(data.place.source)
+    assert sha256_tree(data.place.shown) == expected
+    assert sha256_tree(data.place.shown) == expected
 
 
 def test_mount_bytes_ten_thousand_random_reads_equal_the_source(data: Data) -> None:
@@ -180,7 +172,7 @@ def test_mount_bytes_many_processes_read_one_file_at_once(data: Data) -> None:
     """User report 26: no zeros under load."""
     name = f"f{SIZES[-1]}"
     os.close(drop_pages(data.path(name)))
-    readers = [subprocess.Popen(["cmp", data.path(name), data.mount.root.parent / "source" / name]) for _ in range(8)]
+    readers = [subprocess.Popen(["cmp", data.path(name), data.place.source / name]) for _ in range(8)]
     assert [reader.wait() for reader in readers] == [0] * 8
 
 

@@ -12,44 +12,17 @@ import errno
 import os
 import select
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from tests.support.embedded import WireClient, replace
 from tests.support.mounting import command, needs_fuse
-from tests.t4_mount.live_mount import EmbeddedProcess, LiveMount, errno_of, eventually, live_mount
+from tests.t4_mount.board import Board, started
+from tests.t4_mount.live_mount import errno_of, eventually
 
 pytestmark = needs_fuse
+shared_mounts = started("folder", "quick")
 
 QUICK = ("--refresh-s", "1", "--sync-interval-s", "0")
-
-
-@pytest.fixture(scope="module")
-def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveMount]:
-    """A mount with the default times: nothing is seen for ten minutes unless it is refreshed."""
-    folder = tmp_path_factory.mktemp("slow")
-    (folder / "source").mkdir()
-    with live_mount(folder / "source", folder) as mounted:
-        yield mounted
-
-
-@pytest.fixture(scope="module")
-def quick(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveMount]:
-    """A mount that lists again after a second and has the server compare each time."""
-    folder = tmp_path_factory.mktemp("quick")
-    (folder / "source").mkdir()
-    with live_mount(folder / "source", folder, *QUICK) as mounted:
-        yield mounted
-
-
-def source_folder(mount: LiveMount, name: str) -> tuple[Path, Path]:
-    """A new folder of the source, and where the mount shows it."""
-    folder = mount.root.parent / "source" / name
-    folder.mkdir()
-    mount.refresh()
-    return folder, mount.root / name
 
 
 def shows(folder: Path, expected: dict[str, bytes]) -> bool:
@@ -66,9 +39,10 @@ def shows(folder: Path, expected: dict[str, bytes]) -> bool:
         raise
 
 
-def test_mount_freshness_changes_come_by_themselves_within_refresh_s(quick: LiveMount) -> None:
+def test_mount_freshness_changes_come_by_themselves_within_refresh_s(board: Board) -> None:
     """S06; user reports 15, 16, 18, 22, 23: added, overwritten with another length, appended, removed, renamed."""
-    source, shown = source_folder(quick, "changes")
+    place = board.place("quick", "changes")
+    source, shown = place.source, place.shown
     state: dict[str, bytes] = {"a.txt": b"", "b": b"x" * 110, "c": b"c"}
     for name, data in state.items():
         (source / name).write_bytes(data)
@@ -101,9 +75,10 @@ def test_mount_freshness_changes_come_by_themselves_within_refresh_s(quick: Live
     eventually(lambda: os.stat(shown / "renamed").st_mode & 0o777 == 0o400, "mode")
 
 
-def test_mount_freshness_kinds_change_by_themselves(quick: LiveMount) -> None:
+def test_mount_freshness_kinds_change_by_themselves(board: Board) -> None:
     """S06: a file becomes a folder and the other way round."""
-    source, shown = source_folder(quick, "kinds")
+    place = board.place("quick", "kinds")
+    source, shown = place.source, place.shown
     (source / "x").write_bytes(b"file")
     (source / "y").mkdir()
     (source / "y" / "inside").write_bytes(b"i")
@@ -126,13 +101,14 @@ def test_mount_freshness_kinds_change_by_themselves(quick: LiveMount) -> None:
     eventually(changed, "kinds changed")
 
 
-def test_mount_freshness_nothing_shows_before_and_everything_after_refresh(slow: LiveMount) -> None:
+def test_mount_freshness_nothing_shows_before_and_everything_after_refresh(board: Board) -> None:
     """S05, S06; user reports 15, 16, 17, 18, 19, 22: at once after `fusecache refresh`, by the command itself."""
-    source, shown = source_folder(slow, "refreshed")
+    place = board.place("folder", "refreshed")
+    source, shown = place.source, place.shown
     old = {"grow": b"x" * 110, "gone": b"gone", "same": b"same"}
     for name, data in old.items():
         (source / name).write_bytes(data)
-    slow.refresh("refreshed")
+    place.refresh()
     assert shows(shown, old)
 
     new = {"grow": os.urandom(4100), "same": b"same", "added": b"added"}
@@ -144,7 +120,7 @@ def test_mount_freshness_nothing_shows_before_and_everything_after_refresh(slow:
     assert errno_of(lambda: os.stat(shown / "added")) == errno.ENOENT
 
     done = subprocess.run(
-        [*command(), "refresh", str(shown), "--runtime-dir", str(shown.parent.parent / "run")],
+        [*command(), "refresh", str(shown), "--runtime-dir", str(place.mount.runtime_dir)],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert "1 folder(s)" in done.stdout
@@ -152,50 +128,52 @@ def test_mount_freshness_nothing_shows_before_and_everything_after_refresh(slow:
     assert errno_of(lambda: os.stat(shown / "gone")) == errno.ENOENT
 
 
-def test_mount_freshness_pages_of_the_old_version_are_not_the_new_ones(slow: LiveMount) -> None:
+def test_mount_freshness_pages_of_the_old_version_are_not_the_new_ones(board: Board) -> None:
     """User report 19: attributes, page cache and handles change together; old pages were warm."""
-    source, shown = source_folder(slow, "pages")
+    place = board.place("folder", "pages")
+    source, shown = place.source, place.shown
     (source / "f").write_bytes(b"o" * 110)
-    slow.refresh("pages")
+    place.refresh()
     assert (shown / "f").read_bytes() == b"o" * 110
     new = os.urandom(4100)
     replace(source / "f", new)
-    slow.refresh("pages")
+    place.refresh()
     assert os.stat(shown / "f").st_size == 4100
     assert (shown / "f").read_bytes() == new
 
 
-def test_mount_freshness_negative_answers_end_with_a_refresh(slow: LiveMount) -> None:
+def test_mount_freshness_negative_answers_end_with_a_refresh(board: Board) -> None:
     """User report 17: a name that was asked for before it existed."""
-    source, shown = source_folder(slow, "negative")
+    place = board.place("folder", "negative")
+    source, shown = place.source, place.shown
     for _ in range(3):
         assert errno_of(lambda: os.stat(shown / "later")) == errno.ENOENT
     (source / "later").write_bytes(b"now")
-    slow.refresh("negative")
+    place.refresh()
     assert (shown / "later").read_bytes() == b"now"
     assert os.listdir(shown) == ["later"]
 
 
-def test_mount_freshness_unchanged_files_keep_inode_and_pages(slow: LiveMount) -> None:
+def test_mount_freshness_unchanged_files_keep_inode_and_pages(board: Board) -> None:
     """A refresh that finds nothing costs the kernel nothing: the next read reaches no source."""
-    source, shown = source_folder(slow, "unchanged")
+    place = board.place("folder", "unchanged")
+    source, shown = place.source, place.shown
     (source / "f").write_bytes(os.urandom(200_000))
-    slow.refresh("unchanged")
+    place.refresh()
     inode = os.stat(shown / "f").st_ino
     data = (shown / "f").read_bytes()
-    before = slow.sources()
-    assert slow.refresh("unchanged")["changed"] == 0
+    before = place.mount.sources()
+    assert place.mount.refresh(place.path)["changed"] == 0
     assert os.stat(shown / "f").st_ino == inode
     assert (shown / "f").read_bytes() == data
-    assert slow.sources() == before
+    assert place.mount.sources() == before
 
 
-def test_mount_freshness_immutable_shows_changes_after_refresh_only(tmp_path: Path) -> None:
+def test_mount_freshness_immutable_shows_changes_after_refresh_only(board: Board, tmp_path: Path) -> None:
     """S07; user report 21: rewritten 10 -> 100 bytes under infinite times; reopening heals after a refresh."""
-    source = tmp_path / "source"
-    source.mkdir()
+    source, url = board.cluster_folder("immutable")
     (source / "f").write_bytes(b"x" * 10)
-    with live_mount(source, tmp_path, "--immutable", *QUICK) as mount:
+    with board.own(url, tmp_path, "--immutable", *QUICK) as mount:
         assert shows(mount.root, {"f": b"x" * 10})
         listed = mount.rpcs()["ListStatus"]
         replace(source / "f", b"y" * 100)
@@ -210,14 +188,13 @@ def test_mount_freshness_immutable_shows_changes_after_refresh_only(tmp_path: Pa
         assert shows(mount.root, {"f": b"y" * 100, "g": b"new"})
 
 
-def test_mount_freshness_change_through_alluxio_needs_no_sync(tmp_path: Path) -> None:
+def test_mount_freshness_change_through_alluxio_needs_no_sync(board: Board, tmp_path: Path) -> None:
     """S05: the mount never makes Alluxio look; another client did, so Alluxio knows, so the mount sees it."""
-    source = tmp_path / "source"
-    source.mkdir()
+    cluster = board.cluster("one")
+    source, url = board.cluster_folder("noticed")
     (source / "f").write_bytes(b"old")
     with (
-        EmbeddedProcess(source, tmp_path / "embedded") as cluster,
-        live_mount(cluster.url, tmp_path, "--refresh-s", "1", "--sync-interval-s", "-1") as mount,
+        board.own(url, tmp_path, "--refresh-s", "1", "--sync-interval-s", "-1") as mount,
         WireClient(cluster.master) as client,
     ):
         assert shows(mount.root, {"f": b"old"})
@@ -230,25 +207,21 @@ def test_mount_freshness_change_through_alluxio_needs_no_sync(tmp_path: Path) ->
 
         eventually(listed_again, "listed twice while Alluxio has not noticed")
         assert os.stat(mount.root / "f").st_size == 3, "what Alluxio has not noticed, nobody can see"
-        client.entries(b"/", sync_interval_ms=0)
+        client.entries(b"/" + os.fsencode(source.name), sync_interval_ms=0)
         eventually(lambda: shows(mount.root, {"f": b"new content"}), "after Alluxio noticed")
 
 
-def test_mount_freshness_two_mounts_agree(tmp_path: Path) -> None:
+def test_mount_freshness_two_mounts_agree(board: Board, tmp_path: Path) -> None:
     """User report 23: two nodes see the same sizes, times and bytes after their time, round after round."""
-    source = tmp_path / "source"
-    source.mkdir()
-    with (
-        EmbeddedProcess(source, tmp_path / "embedded") as cluster,
-        live_mount(cluster.url, tmp_path / "one", *QUICK) as one,
-        live_mount(cluster.url, tmp_path / "two", *QUICK) as two,
-    ):
+    place = board.place("quick", "agree")
+    url = board.cluster("one").url + place.path
+    with board.own(url, tmp_path, *QUICK) as other:
         for turn in range(4):
             data = os.urandom(10 + turn * 1000)
-            (source / "f").write_bytes(data)
-            for mount in (one, two):
-                eventually(lambda mount=mount, data=data: shows(mount.root, {"f": data}), f"turn {turn}")
-            first, second = os.stat(one.root / "f"), os.stat(two.root / "f")
+            (place.source / "f").write_bytes(data)
+            for root in (place.shown, other.root):
+                eventually(lambda root=root, data=data: shows(root, {"f": data}), f"turn {turn}")
+            first, second = os.stat(place.shown / "f"), os.stat(other.root / "f")
             assert (first.st_ino, first.st_size, first.st_mtime_ns) == (
                 second.st_ino,
                 second.st_size,
@@ -260,11 +233,12 @@ IN_CHANGES = 0x00000002 | 0x00000004 | 0x00000040 | 0x00000080 | 0x00000100 | 0x
 """IN_MODIFY, IN_ATTRIB, IN_MOVED_FROM, IN_MOVED_TO, IN_CREATE, IN_DELETE."""
 
 
-def test_mount_freshness_inotify_does_not_see_changes_made_elsewhere(slow: LiveMount) -> None:
+def test_mount_freshness_inotify_does_not_see_changes_made_elsewhere(board: Board) -> None:
     """S15; user report 60: documented, so that nobody waits for it."""
-    source, shown = source_folder(slow, "watched")
+    place = board.place("folder", "watched")
+    source, shown = place.source, place.shown
     (source / "f").write_bytes(b"old")
-    slow.refresh("watched")
+    place.refresh()
     assert (shown / "f").read_bytes() == b"old"
     libc = ctypes.CDLL(None, use_errno=True)
     watcher = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -272,7 +246,7 @@ def test_mount_freshness_inotify_does_not_see_changes_made_elsewhere(slow: LiveM
         assert libc.inotify_add_watch(watcher, os.fsencode(shown), IN_CHANGES) >= 0
         (source / "g").write_bytes(b"new")
         replace(source / "f", b"changed")
-        slow.refresh("watched")
+        place.refresh()
         assert shows(shown, {"f": b"changed", "g": b"new"})
         assert select.select([watcher], [], [], 0)[0] == []
     finally:

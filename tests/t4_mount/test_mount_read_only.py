@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.mounting import needs_fuse, sha256_tree
-from tests.t4_mount.live_mount import LiveMount, errno_of, live_mount
+from tests.t4_mount.board import Board, Place
+from tests.t4_mount.live_mount import errno_of
 
 pytestmark = needs_fuse
 
@@ -22,17 +23,17 @@ Call = Callable[[Path], object]
 
 
 @pytest.fixture(scope="module")
-def mount(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveMount]:
-    folder = tmp_path_factory.mktemp("read_only")
-    source = folder / "source"
+def place(board: Board) -> Iterator[Place]:
+    place = board.place("folder", "read_only")
+    source = place.source
     (source / "d" / "e").mkdir(parents=True)
     (source / "f").write_bytes(b"content")
     (source / "g").write_bytes(b"other")
     (source / "d" / "h").write_bytes(b"in d")
+    place.warm("f", "g")
     before = sha256_tree(source)
-    with live_mount(source, folder) as mounted:
-        yield mounted
-        assert sha256_tree(mounted.root) == before
+    yield place
+    assert sha256_tree(place.shown) == before
     assert sha256_tree(source) == before
 
 
@@ -94,14 +95,14 @@ def access(path: Path, mode: int) -> None:
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_mount_read_only_call_is_erofs(mount: LiveMount, name: str) -> None:
+def test_mount_read_only_call_is_erofs(place: Place, name: str) -> None:
     """S13."""
-    assert errno_of(lambda: CALLS[name](mount.root)) == errno.EROFS
+    assert errno_of(lambda: CALLS[name](place.shown)) == errno.EROFS
 
 
-def test_mount_read_only_open_descriptor_can_not_be_changed_either(mount: LiveMount) -> None:
+def test_mount_read_only_open_descriptor_can_not_be_changed_either(place: Place) -> None:
     """S13: through a descriptor that was opened for reading."""
-    descriptor = os.open(mount.root / "f", os.O_RDONLY)
+    descriptor = os.open(place.shown / "f", os.O_RDONLY)
     try:
         assert errno_of(lambda: os.write(descriptor, b"x")) == errno.EBADF
         assert errno_of(lambda: os.ftruncate(descriptor, 0)) in (errno.EBADF, errno.EINVAL)
@@ -114,11 +115,11 @@ def test_mount_read_only_open_descriptor_can_not_be_changed_either(mount: LiveMo
         os.close(descriptor)
 
 
-def test_mount_read_only_remounting_for_writing_changes_nothing(mount: LiveMount) -> None:
+def test_mount_read_only_remounting_for_writing_changes_nothing(place: Place) -> None:
     """S13 is the daemon's word too, not only the mount option's: its handlers refuse (see the handler tests)."""
     options = next(
         line.split(" - ")[0].split()[5]
         for line in Path("/proc/self/mountinfo").read_text().splitlines()
-        if line.split()[4] == str(mount.root)
+        if line.split()[4] == str(place.mount.root)
     )
     assert {"ro", "nosuid", "nodev"} <= set(options.split(","))

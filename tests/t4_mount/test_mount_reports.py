@@ -15,7 +15,8 @@ import pytest
 from fusecache.embedded.faults import FaultPlan
 from tests.support.embedded import embedded_server
 from tests.support.mounting import needs_fuse
-from tests.t4_mount.live_mount import LiveMount, errno_of, eventually, live_mount
+from tests.t4_mount.board import Board
+from tests.t4_mount.live_mount import LiveMount, errno_of, eventually
 
 pytestmark = needs_fuse
 
@@ -44,16 +45,15 @@ class Unfinished:
         return answer
 
 
-def test_mount_reports_unfinished_file_is_listed_and_opens_once_it_is_finished(tmp_path: Path) -> None:
+def test_mount_reports_unfinished_file_is_listed_and_opens_once_it_is_finished(board: Board, tmp_path: Path) -> None:
     """S10; user report 32: listing takes no longer for it, opening is EBUSY, nothing is logged, nothing is kept."""
-    source = tmp_path / "source"
-    source.mkdir()
+    source = board.new_source()
     for name in ("before", "unfinished", "z"):
         (source / name).write_bytes(b"content of " + name.encode())
     unfinished = Unfinished(b"unfinished")
     with (
         embedded_server(source, tmp_path / "embedded", rewrite=unfinished) as server,
-        live_mount(f"alluxio://{server.master_target}/", tmp_path) as mount,
+        board.own(f"alluxio://{server.master_target}/", tmp_path) as mount,
     ):
         assert sorted(os.listdir(mount.root)) == ["before", "unfinished", "z"]
         assert subprocess.run(["ls", "-l", mount.root], capture_output=True, check=True).stderr == b""
@@ -74,17 +74,16 @@ def test_mount_reports_unfinished_file_is_listed_and_opens_once_it_is_finished(t
         assert '"level": "warning"' not in mount.mount.stderr()
 
 
-def test_mount_reports_interrupted_copy_poisons_nothing(tmp_path: Path) -> None:
+def test_mount_reports_interrupted_copy_poisons_nothing(board: Board, tmp_path: Path) -> None:
     """User report 55: Ctrl-C in the middle of cp; then listing and reading are as ever."""
-    source = tmp_path / "source"
-    source.mkdir()
+    source = board.new_source()
     content = os.urandom(40 * BLOCK)
     (source / "big").write_bytes(content)
     plan = FaultPlan()
     rule = plan.on("ReadBlock", nth=8, times=2).delay(2.0)
     with (
         embedded_server(source, tmp_path / "embedded", block_size=BLOCK, faults=plan) as server,
-        live_mount(f"alluxio://{server.master_target}/", tmp_path, "--no-zero-rpc-reads") as mount,
+        board.own(f"alluxio://{server.master_target}/", tmp_path, "--no-zero-rpc-reads") as mount,
     ):
         copy = subprocess.Popen(["cp", mount.root / "big", tmp_path / "copy"])
         try:
@@ -109,18 +108,16 @@ class Small:
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Small]:
-    folder = tmp_path_factory.mktemp("reports")
-    source = folder / "source"
-    source.mkdir()
+def small(board: Board, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Small]:
+    source = board.new_source("small")
     contents = {f"f{number}": os.urandom(1000 + number) for number in range(300)}
     for name, content in contents.items():
         (source / name).write_bytes(content)
-    with live_mount(source, folder, "--max-open-blocks", "32") as mount:
+    with board.own(source, tmp_path_factory.mktemp("small"), "--max-open-blocks", "32") as mount:
         yield Small(mount, contents)
 
 
-def test_mount_reports_thousands_of_opens_leave_nothing_in_the_daemon(small: Small) -> None:
+def test_mount_reports_thousands_of_opens_leave_nothing_in_the_daemon(board: Board, small: Small) -> None:
     """User report 45: descriptors, memory and open files are the same after 9,000 opens as after the first few."""
     mount = small.mount
 
@@ -135,22 +132,24 @@ def test_mount_reports_thousands_of_opens_leave_nothing_in_the_daemon(small: Sma
                 os.close(descriptor)
 
     def closed() -> bool:
-        return mount.metrics()["fusecache_open_files"] == 0
+        # Where no close reaches the daemon it keeps what it last read, bounded as the descriptors below show.
+        return not board.mode.opens_reach_the_daemon or mount.metrics()["fusecache_open_files"] == 0
 
     for _ in range(5):
         read_all(forget=True)
     eventually(closed, "all released")
-    descriptors, resident = mount.descriptors(), mount.resident_bytes()
-    opens = mount.metrics()["fusecache_requests_total{op=open}"]
+    descriptors, resident = len(mount.descriptors()), mount.resident_bytes()
+    opens = mount.metrics().get("fusecache_requests_total{op=open}", 0)
     for turn in range(30):
         read_all(forget=turn % 2 == 0)
-    assert mount.metrics()["fusecache_requests_total{op=open}"] - opens == 30 * len(small.files)
+    if board.mode.opens_reach_the_daemon:
+        assert mount.metrics()["fusecache_requests_total{op=open}"] - opens == 30 * len(small.files)
     eventually(closed, "all released again")
-    eventually(lambda: mount.descriptors() <= descriptors + 5, "descriptors given back")
+    eventually(lambda: len(mount.descriptors()) <= descriptors + 5, "descriptors given back")
     assert mount.resident_bytes() < resident + (16 << 20)
 
 
-def test_mount_reports_more_open_files_than_block_files_kept_open(small: Small) -> None:
+def test_mount_reports_more_open_files_than_block_files_kept_open(board: Board, small: Small) -> None:
     """User report 45: all of them are right."""
     opened = [os.open(path, os.O_RDONLY) for path, _ in small.files]
     try:
@@ -158,8 +157,9 @@ def test_mount_reports_more_open_files_than_block_files_kept_open(small: Small) 
             for descriptor, (_, content) in zip(opened, small.files, strict=True):
                 os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
                 assert os.pread(descriptor, 5000, 0) == content
-        links = [os.readlink(f"/proc/{small.mount.pid}/fd/{n}") for n in os.listdir(f"/proc/{small.mount.pid}/fd")]
-        assert 0 < sum("alluxioworker" in link for link in links) <= 40
+        block_files = sum("alluxioworker" in target for target in small.mount.descriptors())
+        assert block_files <= 40 * len(small.mount.pids())
+        assert block_files or board.mode.passthrough
     finally:
         for descriptor in opened:
             os.close(descriptor)

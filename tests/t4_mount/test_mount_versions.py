@@ -10,19 +10,19 @@ import errno
 import mmap
 import os
 import random
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.support.embedded import WireClient, replace
 from tests.support.mounting import needs_fuse
-from tests.t4_mount.live_mount import EmbeddedProcess, LiveMount, errno_of, live_mount
+from tests.t4_mount.board import BLOCK, Board, Place, started
+from tests.t4_mount.live_mount import errno_of
 
 pytestmark = needs_fuse
+shared_mounts = started("unsynced")
 
-BLOCK = 64 << 10
 SIZE = 10 * BLOCK + 777
 
 
@@ -40,20 +40,10 @@ def removed(path: Path, data: bytes) -> None:
 WAYS: dict[str, Callable[[Path, bytes], None]] = {"replace": replace, "overwrite": overwrite, "remove": removed}
 
 
-@pytest.fixture(scope="module", params=["folder", "cluster", "cluster_uncached"])
-def mount(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveMount]:
-    """Hard-linked block files; copies of small blocks on two block workers; blocks that nobody stores."""
-    folder = tmp_path_factory.mktemp("versions")
-    source = folder / "source"
-    source.mkdir()
-    with ExitStack() as stack:
-        if request.param == "folder":
-            yield stack.enter_context(live_mount(source, folder))
-            return
-        flags = ("--block-workers", "2", "--block-size-bytes", str(BLOCK))
-        cluster = stack.enter_context(EmbeddedProcess(source, folder / "embedded", *flags))
-        more = ("--read-type", "no_cache") if request.param == "cluster_uncached" else ()
-        yield stack.enter_context(live_mount(cluster.url, folder, "--no-zero-rpc-reads", *more))
+@pytest.fixture(scope="module", params=["folder", "blocks", "cluster", "uncached"])
+def place(request: pytest.FixtureRequest, board: Board) -> Place:
+    """One block file per file; several, read without a call; streams from two block workers; blocks nobody stores."""
+    return board.place(request.param, "versions")
 
 
 def read_direct(descriptor: int, offset: int, size: int) -> bytes:
@@ -69,17 +59,17 @@ def read_buffered(descriptor: int, offset: int, size: int) -> bytes:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("direct", [False, True], ids=["buffered", "direct"])
-def test_mount_versions_half_read_file_is_all_old_or_estale(mount: LiveMount, way: str, direct: bool) -> None:
+def test_mount_versions_half_read_file_is_all_old_or_estale(place: Place, way: str, direct: bool) -> None:
     """S02, S03; F13."""
-    source = mount.root.parent / "source" / f"{way}{direct}"
-    shown = mount.root / source.name
+    source = place.source / f"{way}{direct}"
+    shown = place.shown / source.name
     rng = random.Random(SIZE)
     read = read_direct if direct else read_buffered
     piece = 16 << 10
     for turn in range(4):
         old, new = rng.randbytes(SIZE), rng.randbytes(SIZE - turn * 1000)
         replace(source, old)
-        mount.refresh()
+        place.refresh()
         descriptor = os.open(shown, os.O_RDONLY | (os.O_DIRECT if direct else 0))
         if not direct:
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # no read-ahead: the second half is not there yet
@@ -90,7 +80,7 @@ def test_mount_versions_half_read_file_is_all_old_or_estale(mount: LiveMount, wa
                 assert read(descriptor, offset, piece) == old[offset : offset + piece]
             inode = os.fstat(descriptor).st_ino
             WAYS[way](source, new)
-            mount.refresh()
+            place.refresh()
             answers = set()
             for offset in [*offsets[split:], *offsets[:split]]:
                 try:
@@ -111,18 +101,18 @@ def test_mount_versions_half_read_file_is_all_old_or_estale(mount: LiveMount, wa
             assert os.stat(shown).st_ino != inode, "another version is another inode"
 
 
-def test_mount_versions_old_and_new_can_be_open_at_once(mount: LiveMount) -> None:
+def test_mount_versions_old_and_new_can_be_open_at_once(place: Place) -> None:
     """S02: each descriptor has its version."""
-    source = mount.root.parent / "source" / "both"
+    source = place.source / "both"
     old, new = os.urandom(SIZE), os.urandom(SIZE)
     replace(source, old)
-    mount.refresh()
-    first = os.open(mount.root / "both", os.O_RDONLY)
+    place.refresh()
+    first = os.open(place.shown / "both", os.O_RDONLY)
     try:
         assert os.pread(first, SIZE, 0) == old
         replace(source, new)
-        mount.refresh()
-        second = os.open(mount.root / "both", os.O_RDONLY)
+        place.refresh()
+        second = os.open(place.shown / "both", os.O_RDONLY)
         try:
             assert os.pread(second, SIZE, 0) == new
             assert os.pread(first, SIZE, 0) == old, "its pages are the old version's"
@@ -133,42 +123,37 @@ def test_mount_versions_old_and_new_can_be_open_at_once(mount: LiveMount) -> Non
         os.close(first)
 
 
-def test_mount_versions_file_gone_from_the_under_storage_is_dropped(mount: LiveMount) -> None:
+def test_mount_versions_file_gone_from_the_under_storage_is_dropped(place: Place) -> None:
     """User report 31: gone without Alluxio knowing: reading is ENOENT or ESTALE, never EIO; then open is ENOENT."""
-    source = mount.root.parent / "source" / "gone"
+    source = place.source / "gone"
     source.write_bytes(os.urandom(SIZE))
-    mount.refresh()
-    assert "gone" in os.listdir(mount.root)
+    place.refresh()
+    assert "gone" in os.listdir(place.shown)
     os.unlink(source)
-    assert errno_of((mount.root / "gone").read_bytes) in (errno.ENOENT, errno.ESTALE)
-    mount.refresh()
-    assert errno_of(lambda: os.open(mount.root / "gone", os.O_RDONLY)) == errno.ENOENT
-    assert "gone" not in os.listdir(mount.root)
+    assert errno_of((place.shown / "gone").read_bytes) in (errno.ENOENT, errno.ESTALE)
+    place.refresh()
+    assert errno_of(lambda: os.open(place.shown / "gone", os.O_RDONLY)) == errno.ENOENT
+    assert "gone" not in os.listdir(place.shown)
 
 
-def test_mount_versions_estale_is_healed_by_opening_again(tmp_path: Path) -> None:
+def test_mount_versions_estale_is_healed_by_opening_again(board: Board) -> None:
     """S02, S03; user report 21: Alluxio has noticed, the mount has not (its listing is good for ten minutes).
 
     The first READ finds out, and opening the path again gives the new version at once, without a refresh.
     """
-    source = tmp_path / "source"
-    source.mkdir()
-    (source / "f").write_bytes(b"o" * SIZE)
-    with (
-        EmbeddedProcess(source, tmp_path / "embedded", "--block-size-bytes", str(BLOCK)) as cluster,
-        live_mount(cluster.url, tmp_path, "--sync-interval-s", "-1", "--read-budget-s", "20") as mount,
-        WireClient(cluster.master) as other,
-    ):
-        assert os.stat(mount.root / "f").st_size == SIZE
-        assert os.listdir(mount.root) == ["f"]
-        replace(source / "f", b"n" * 100)
-        other.stat(b"/f", sync_interval_ms=0)
-        descriptor = os.open(mount.root / "f", os.O_RDONLY)
+    place = board.place("unsynced", "healed")
+    (place.source / "f").write_bytes(b"o" * SIZE)
+    with WireClient(board.cluster("one").master) as other:
+        assert os.stat(place.shown / "f").st_size == SIZE
+        assert os.listdir(place.shown) == ["f"]
+        replace(place.source / "f", b"n" * 100)
+        other.stat(os.fsencode(f"/{place.path}/f"), sync_interval_ms=0)
+        descriptor = os.open(place.shown / "f", os.O_RDONLY)
         try:
             assert os.fstat(descriptor).st_size == SIZE, "the mount does not know yet"
             for _ in range(3):
                 assert errno_of(lambda: os.pread(descriptor, 4096, 0)) == errno.ESTALE
         finally:
             os.close(descriptor)
-        assert (mount.root / "f").read_bytes() == b"n" * 100
-        assert os.stat(mount.root / "f").st_size == 100
+        assert (place.shown / "f").read_bytes() == b"n" * 100
+        assert os.stat(place.shown / "f").st_size == 100
