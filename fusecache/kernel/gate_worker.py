@@ -1,0 +1,58 @@
+"""The gate's end of one worker: its requests socket, its shared slots, its offers.
+
+Nothing here waits: a socket that takes no more says so, and the request waits in the gate.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+import struct
+import termios
+from typing import Final
+
+from fusecache.kernel.in_flight import Load
+from fusecache.kernel.offers import OfferReceiver
+from fusecache.kernel.reply_slots import GateSlots
+
+_INT: Final = struct.Struct("i")
+
+
+class Worker:
+    """One worker process as the gate knows it."""
+
+    def __init__(self, index: int, pid: int, requests: int, slots: int, offers: int) -> None:
+        """Takes over the three descriptors. Raises BadSlots, OSError; the descriptors are then closed."""
+        self.index = index
+        self.pid = pid
+        self.requests = requests
+        try:
+            self.slots = GateSlots(slots)
+            os.set_blocking(requests, False)
+            self.offers = OfferReceiver(offers)
+        except BaseException:
+            for descriptor in (requests, offers):
+                os.close(descriptor)
+            raise
+        finally:
+            os.close(slots)
+        self.load = Load(index, self.slots.count)
+        self.bytes_by_slots = 0
+
+    def has_unread(self) -> bool:
+        """Whether a message still lies in its socket (SIOCOUTQ: bytes sent and not yet taken)."""
+        answer = bytearray(_INT.size)
+        with contextlib.suppress(OSError):
+            fcntl.ioctl(self.requests, termios.TIOCOUTQ, answer)
+        return bool(_INT.unpack(answer)[0])
+
+    def close(self) -> None:
+        """The worker gets EOF, if it still lives."""
+        self.offers.close()
+        with contextlib.suppress(OSError):
+            # Also ends the descriptors that others may still hold of it.
+            socket.socket(fileno=os.dup(self.requests)).shutdown(socket.SHUT_RDWR)
+        os.close(self.requests)
+        self.slots.close()

@@ -1,0 +1,119 @@
+"""The gate's end of the link to the agent: notifications to the kernel, in threads of their own.
+
+A notification blocks in write(2) for as long as a READ of that inode or a LOOKUP in that folder is in flight, and that
+one is answered by the gate's loop, so it is never written there. One thread receives and answers what needs no
+kernel; a second one writes the notifications, one after the other.
+
+The gate's loop is only touched through two thread-safe callables and `forget_backing`, a queue that it empties.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import queue
+import socket
+import struct
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Final
+
+from fusecache.kernel import gate_link, wire
+from fusecache.kernel.log import Log
+
+MOST_QUEUED: Final = 256
+"""Notifications that wait; the agent's next message is then not received (its calls take longer)."""
+
+
+class Notifications:
+    """Serves one link to the agent at a time."""
+
+    def __init__(
+        self,
+        device: int,
+        status: Callable[[], dict[str, Any]],
+        take_opened: Callable[[int], list[int]],
+        forget_backing: Callable[[int], None],
+        log: Log,
+    ) -> None:
+        """The callables are called in the receiving (`status`, `take_opened`) or the writing thread."""
+        self._device = device
+        self._status = status
+        self._take_opened = take_opened
+        self._forget_backing = forget_backing
+        self._log = log
+        self._link: socket.socket | None = None
+        self._queue: queue.Queue[tuple[socket.socket, gate_link.LinkRequest]] = queue.Queue(MOST_QUEUED)
+        self.counts: Counter[str] = Counter()
+        threading.Thread(target=self._write_all, name="notifications", daemon=True).start()
+
+    def serve(self, descriptor: int) -> None:
+        """Take over a link; the one before it is closed."""
+        before, self._link = self._link, socket.socket(fileno=descriptor)
+        if before is not None:
+            self._shut(before)
+        self._link.setblocking(True)
+        threading.Thread(target=self._receive, args=(self._link,), name="agent-link", daemon=True).start()
+
+    def _receive(self, link: socket.socket) -> None:
+        while True:
+            try:
+                message = link.recv(gate_link.MOST_MESSAGE_BYTES + 1)
+            except OSError:
+                message = b""
+            if not message:
+                break
+            try:
+                request = gate_link.decode(message)
+            except gate_link.BadLinkMessage as exc:
+                # No id to answer to: the agent's call ends with its time-out.
+                self._log.error("message of the agent refused", why=str(exc))
+                continue
+            if request.kind == gate_link.STATUS:
+                self._answer(link, request.id, 0, json.dumps(self._status()).encode())
+            elif request.kind == gate_link.TAKE_OPENED:
+                inodes = self._take_opened(min(request.length, gate_link.MOST_OPENED))
+                self._answer(link, request.id, 0, struct.pack(f"<{len(inodes)}Q", *inodes))
+            else:
+                self._queue.put((link, request))
+        self._shut(link)
+
+    def _write_all(self) -> None:
+        while True:
+            link, request = self._queue.get()
+            number = self.notify(request)
+            self.counts["pushes" if not number else "pushes refused"] += 1
+            if request.kind == gate_link.STORE and not number:
+                self.counts["stored bytes"] += len(request.payload)
+            self._answer(link, request.id, number)
+
+    def notify(self, request: gate_link.LinkRequest) -> int:
+        """Write one notification; the kernel's errno (0: taken)."""
+        parts: list[bytes]
+        if request.kind == gate_link.INVALIDATE_INODE:
+            if request.offset >= 0:
+                self._forget_backing(request.inode)
+            parts = [wire.inval_inode(request.inode, request.offset, request.length)]
+        elif request.kind == gate_link.INVALIDATE_ENTRY:
+            parts = [wire.inval_entry(request.inode, request.payload)]
+        else:
+            parts = [wire.store_header(request.inode, request.offset, len(request.payload)), request.payload]
+        try:
+            os.writev(self._device, parts)
+        except OSError as exc:
+            return exc.errno or errno.EIO
+        return 0
+
+    def _answer(self, link: socket.socket, number: int, refusal: int, payload: bytes = b"") -> None:
+        try:
+            link.sendmsg([gate_link.ANSWER.pack(number, refusal), payload])
+        except OSError as exc:
+            self._log.warning("the agent gets no answer", why=exc.strerror)
+
+    def _shut(self, link: socket.socket) -> None:
+        try:
+            link.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return  # the other thread was first
