@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from fusecache.cli.options import Common, cluster_flags, everywhere, print_json, setting_flags
+from fusecache.cli.options import Common, cluster_flags, everywhere, json_text, print_json, setting_flags
 
 
 @click.command(short_help="Mount a path of Alluxio, or a folder, at a mount point.")
@@ -60,11 +60,10 @@ def mount(
         return
 
     from fusecache.daemon.mount_child import run_mount
+    from fusecache.daemon.ready_pipe import ReadyPipe
 
-    def ready() -> None:
-        if common.as_json:
-            print_json({"mountpoint": plan.mountpoint, "source": source, "pid": os.getpid()})
-        else:
-            click.echo(f"{source} is mounted at {plan.mountpoint}; Ctrl-C unmounts")
-
-    run_mount(plan, ready)
+    if common.as_json:
+        announcement = json_text({"mountpoint": plan.mountpoint, "source": source, "pid": os.getpid()})
+    else:
+        announcement = f"{source} is mounted at {plan.mountpoint}; Ctrl-C unmounts"
+    run_mount(plan, ReadyPipe(None), announcement)

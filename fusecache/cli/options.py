@@ -87,7 +87,12 @@ def cluster_flags(function: Function) -> Function:
 
 def print_json(value: Any) -> None:
     """One document on standard output; bytes and paths as text."""
-    click.echo(json.dumps(value, indent=2, default=_as_text))
+    click.echo(json_text(value))
+
+
+def json_text(value: Any) -> str:
+    """One document; bytes and paths as text."""
+    return json.dumps(value, indent=2, default=_as_text)
 
 
 def as_text(value: bytes) -> str:

@@ -392,3 +392,11 @@ class MountPlan(FrozenModel):
     report_interval_s: float | None = None
     """How often the node reports what it holds of the data sets; None = nobody is told, and nothing is measured unless
     asked for."""
+
+    @property
+    def source(self) -> str:
+        """What mountinfo shows as the source: the folder, or the cluster's URL."""
+        if self.folder is not None:
+            return str(self.folder)
+        assert self.cluster is not None
+        return f"alluxio://{','.join(self.cluster.masters)}{self.path.decode('utf-8', 'replace')}"

@@ -7,6 +7,7 @@ however the parent dies. Its log goes to the parent's standard error.
 from __future__ import annotations
 
 import json
+import os
 import selectors
 import subprocess
 import sys
@@ -66,6 +67,16 @@ class EmbeddedChild:
             self.stop()
             raise errors.named(ready["type"], ready["error"])
         return EmbeddedAddress(ready["master"], tuple(ready["tier_folders"]))
+
+    def keep_over_exec(self) -> int:
+        """Its process id; it goes on when this process is replaced by exec, and still ends with it.
+
+        Only the pipe that is its standard input has to survive: its end is what tells the child.
+        """
+        assert self._process is not None
+        assert self._process.stdin is not None
+        os.set_inheritable(self._process.stdin.fileno(), True)
+        return self._process.pid
 
     def alive(self) -> bool:
         """Whether the child runs."""

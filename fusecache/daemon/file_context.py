@@ -12,10 +12,11 @@ confirms all of them: in a first epoch a call per file would cost a third of the
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 from fusecache.alluxio.client import AlluxioClient
+from fusecache.cache.known import Listing
 from fusecache.cache.record import Entry
-from fusecache.cache.tree import MetadataTree
 from fusecache.clock import Clock
 from fusecache.config.settings import Settings
 from fusecache.errors import NotFound, StaleId
@@ -38,12 +39,32 @@ RELIST_ENTRIES = 20_000
 """A larger folder is not listed for that: its listing takes longer than the checks it saves."""
 
 
+class Known(Protocol):
+    """What is used of the metadata: the tree, or a worker's view of it."""
+
+    def path(self, inode: int) -> bytes:
+        """Alluxio path; StaleId."""
+        ...
+
+    def ufs_path(self, inode: int) -> bytes | None:
+        """Path in the under storage; None when unknown. StaleId."""
+        ...
+
+    def superseded(self, inode: int) -> bool:
+        """True for a dead id."""
+        ...
+
+    def listing_of(self, inode: int) -> Listing | None:
+        """A folder's listing; None when it has none."""
+        ...
+
+
 class MetadataFileContext:
-    """`prefetch.reader.FileContext` over the tree."""
+    """`prefetch.reader.FileContext` over the metadata."""
 
     def __init__(
         self,
-        tree: MetadataTree,
+        tree: Known,
         client: AlluxioClient,
         settings: Settings,
         clock: Clock,

@@ -1,6 +1,7 @@
 """The process of one mount: takes its plan from standard input, runs it, reports on the ready pipe.
 
-Started by `daemon.mount_process` only; `fusecache mount` in the foreground calls `run_mount` in its own process.
+Started by `daemon.mount_process` only; `fusecache mount` in the foreground calls `run_mount` in its own process. In
+`classic` mode the process serves the mount itself, otherwise it becomes the supervisor (`daemon.gated`).
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ import resource
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from fusecache import logs
 from fusecache.config.settings import MountPlan
-from fusecache.daemon import mountpoint
+from fusecache.daemon import gated, mountpoint
 from fusecache.daemon.control_client import mount_lock
 from fusecache.daemon.ready_pipe import ReadyPipe
 from fusecache.errors import FusecacheError, told
@@ -29,20 +30,34 @@ OTHER_DESCRIPTORS = 1024
 _PR_SET_PDEATHSIG = 1
 
 
-def run_mount(plan: MountPlan, ready: Callable[[], None]) -> None:
-    """Check the mount point, then serve until unmounted. Raises FusecacheError; nothing stays mounted then."""
+def run_mount(plan: MountPlan, ready: ReadyPipe, announcement: str = "") -> None:
+    """Check the mount point, then serve until unmounted; `announcement` is printed, and `ready` told, once reads work.
+
+    Raises FusecacheError; nothing stays mounted then. Returns in `classic` mode only.
+    """
     mountpoint.check_device()
     with mountpoint.claim(mount_lock(plan.settings.runtime_dir, plan.mountpoint)):
         mountpoint.prepare(plan.mountpoint)
     logs.configure(plan.settings.log_level, plan.settings.log_format)
-    _raise_open_files(plan.settings.max_open_blocks + OTHER_DESCRIPTORS)
+    if plan.settings.open_mode != "classic":
+        features, decision = gated.choose(plan)
+        if decision.open_mode != "classic":
+            gated.become_supervisor(plan, features, decision, ready=ready, announcement=announcement)
+    raise_open_files(plan.settings.max_open_blocks)
     from fusecache.daemon import classic  # pyfuse3 and grpc: not before the cheap checks have passed
 
-    classic.run(plan, ready=ready)
+    def announce() -> None:
+        if announcement:
+            print(announcement, flush=True)
+        ready.ready()
+
+    classic.run(plan, ready=announce)
 
 
-def _raise_open_files(needed: int) -> None:
-    """Lift the soft limit on descriptors towards the hard one; `doctor` says when that is too low as well."""
+def raise_open_files(blocks: int) -> None:
+    """Lift the soft limit on descriptors towards the hard one, for so many open block files; `doctor` says when that is
+    too low as well."""
+    needed = blocks + OTHER_DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -57,7 +72,7 @@ def main(arguments: Sequence[str]) -> int:
     plan = pickle.load(sys.stdin.buffer)
     assert isinstance(plan, MountPlan)
     try:
-        run_mount(plan, pipe.ready)
+        run_mount(plan, pipe)
     except FusecacheError as failure:
         pipe.error(failure.exit_code, told(failure))
         print(f"fusecache: {told(failure)}", file=sys.stderr)

@@ -22,6 +22,7 @@ import trio
 import fusecache
 from fusecache.alluxio.client import AlluxioClient
 from fusecache.alluxio.model import ClusterIdentity, FileStatus
+from fusecache.cache.board import BoardWriter
 from fusecache.cache.freshness import DatasetRule, FreshnessPolicy
 from fusecache.cache.store import MetadataStore
 from fusecache.cache.tree import MetadataTree
@@ -88,14 +89,16 @@ class MountCore:
         clock: SystemClock,
         notify: Callable[[Push], None],
         take_served: Callable[[int], Awaitable[list[int]]],
+        board: BoardWriter | None = None,
     ) -> None:
+        """`board`: where other processes see that the metadata changed; None = there are none."""
         self.plan = plan
         self.identity = cluster.identity
         self.metrics = metrics
         self.client = cluster.client
         self.clock = clock
         settings = plan.settings
-        self.source = str(plan.folder) if plan.folder else _alluxio_url(plan)
+        self.source = plan.source
         self.invalidator = Invalidator(metrics, notify)
         self.tree = MetadataTree(
             cluster.store,
@@ -109,6 +112,7 @@ class MountCore:
             limiter=trio.CapacityLimiter(settings.metadata_threads),
             on_change=self.invalidator.change,
             hot_entries=settings.metadata_hot_entries,
+            **({"board": board} if board else {}),
         )
         self.upkeep = Upkeep(
             self.client, take_served, settings, metrics=metrics, clock=clock, limiter=trio.CapacityLimiter(2)
@@ -287,8 +291,3 @@ def only_error(group: BaseExceptionGroup[Any]) -> BaseException:
     while isinstance(leaves, BaseExceptionGroup) and len(leaves.exceptions) == 1:
         leaves = leaves.exceptions[0]
     return leaves
-
-
-def _alluxio_url(plan: MountPlan) -> str:
-    assert plan.cluster is not None
-    return f"alluxio://{','.join(plan.cluster.masters)}{plan.path.decode('utf-8', 'replace')}"

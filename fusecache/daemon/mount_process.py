@@ -59,7 +59,7 @@ class MountProcess:
                 start_new_session=True,  # Ctrl-C goes to the parent, which ends the children in order
                 pass_fds=(write_end,),
                 cwd="/",  # a daemon must not keep the folder busy that its command was given in
-                env={**os.environ, "PYTHONPATH": _python_path()},
+                env={**os.environ, "PYTHONPATH": python_path()},
             )
         except BaseException:
             os.close(self._ready_end)
@@ -122,7 +122,7 @@ class MountProcess:
         self._process.returncode = 0
 
 
-def _python_path() -> str:
+def python_path() -> str:
     """So that the child finds this very package from its own folder, installed or not."""
     own = str(Path(fusecache.__file__).resolve().parents[1])
     return os.pathsep.join(filter(None, (own, os.environ.get("PYTHONPATH"))))

@@ -39,6 +39,12 @@ class ReadyPipe:
         line = f"error {exit_code} {' '.join(text.split())}".encode(errors="replace")
         self._say(line[: MAX_LINE - 1] + b"\n")
 
+    def keep_over_exec(self) -> int | None:
+        """Its descriptor, which a program that replaces this one goes on with; None when no parent waits."""
+        if self._descriptor is not None:
+            os.set_inheritable(self._descriptor, True)
+        return self._descriptor
+
     def _say(self, line: bytes) -> None:
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is None:

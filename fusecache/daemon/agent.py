@@ -1,0 +1,306 @@
+"""The agent of a mount behind the gate: everything that no read waits for. The composition root.
+
+    plan -> `MountCore` (cluster, metadata, upkeep) -> sample for `auto` -> "prepared" -> the supervisor mounts, starts
+         gate and workers -> "serving" -> control socket, pushes through the gate, status over HTTP -> ready
+
+Workers ask it for metadata that their own view of the store does not have (`metadata_service`); their counters are
+added to its own. It may be killed at any moment: reads go on, and the next agent goes on with the store.
+
+Has no access to the kernel's device, and serves no request.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import structlog
+import trio
+
+import fusecache
+from fusecache import logs
+from fusecache.alluxio.model import Block, block_id_of
+from fusecache.cache.board import BoardWriter
+from fusecache.cache.record import Entry
+from fusecache.clock import SystemClock
+from fusecache.config.settings import MountPlan
+from fusecache.daemon import mountpoint as mountpoints
+from fusecache.daemon import open_mode_choice
+from fusecache.daemon.gated import plan_from
+from fusecache.daemon.metadata_service import MetadataService
+from fusecache.daemon.mount_core import Cluster, MountCore, build_info, only_error
+from fusecache.daemon.open_mode_choice import SampledFile
+from fusecache.daemon.ready_pipe import ReadyPipe
+from fusecache.daemon.supervisor_link import SupervisorLink
+from fusecache.errors import FusecacheError, ProtocolError, told
+from fusecache.fs.invalidation import Push
+from fusecache.kernel.gate_link import GateLink
+from fusecache.metrics import Metrics
+
+log = structlog.get_logger(__name__)
+
+UNEXPECTED = 70
+"""EX_SOFTWARE: exit code of a bug."""
+
+ROOT = 1
+MAX_SERVED = 100_000
+"""Blocks to be touched that are remembered."""
+
+
+class Agent(MountCore):
+    """One mount's agent, wired."""
+
+    def __init__(
+        self,
+        plan: MountPlan,
+        cluster: Cluster,
+        *,
+        board: BoardWriter,
+        gate: GateLink,
+        supervisor: SupervisorLink,
+        agent_socket: Path,
+        why: str,
+        metrics: Metrics,
+        clock: SystemClock,
+    ) -> None:
+        """`why`: the reason of the open mode that the machine allows, until a sample gives another."""
+        super().__init__(
+            plan,
+            cluster,
+            metrics=metrics,
+            clock=clock,
+            notify=self._push,
+            take_served=self._take_served,
+            board=board,
+        )
+        self._gate = gate
+        self._supervisor = supervisor
+        self._why = why
+        self._served: dict[int, None] = {}
+        self._serving: dict[str, Any] = {}
+        self._service = MetadataService(
+            agent_socket,
+            self.tree,
+            cluster.store,
+            metrics=metrics,
+            metadata_budget_s=plan.settings.metadata_budget_s,
+            on_stale_read=self.heal_stale,
+            list_again=self.list_again,
+            extra={
+                "hidden": self._hidden,
+                "capacity": self._capacity,
+                "served": self._note_served,
+                "confirm": self._confirm,
+            },
+        )
+
+    async def serve(self, open_mode: str, ready: ReadyPipe, announcement: str) -> None:
+        """Until the supervisor says stop, or is gone. `open_mode` "auto" = choose."""
+        try:
+            async with trio.open_nursery() as nursery:
+                said, heard = trio.open_memory_channel[dict[str, Any]](8)
+                nursery.start_soon(self._supervisor.listen, said)
+                await self.prepare(nursery)
+                await nursery.start(self._service.run)
+                if open_mode == "auto":
+                    open_mode, self._why = open_mode_choice.choose(await self._sample())
+                self._supervisor.say_now({"kind": "prepared", "open_mode": open_mode, "why": self._why})
+                async for message in heard:
+                    if message["kind"] == "serving" and not self._serving:
+                        self._serving = message
+                        await self.run(nursery, mountpoints.find_mount(self.plan.mountpoint))
+                        nursery.start_soon(self._announce, ready, announcement, nursery)
+                    elif message["kind"] == "stop":
+                        break
+                nursery.cancel_scope.cancel()
+        except BaseExceptionGroup as group:
+            raise only_error(group) from group
+        finally:
+            self.ready = False
+            self.invalidator.close()
+
+    async def describe(self) -> dict[str, Any]:
+        """For `status`."""
+        table = await self._supervisor.status()
+        serving = {key: value for key, value in self._serving.items() if key != "kind"}
+        return {
+            **serving,
+            "why": self._why,
+            "parts": table.get("parts", []),
+            "gate": await trio.to_thread.run_sync(self._gate_status),
+        }
+
+    async def measure(self) -> Metrics:
+        """The agent's own, and all workers'."""
+        return await self._service.gathered_metrics()
+
+    async def _announce(self, ready: ReadyPipe, announcement: str, nursery: trio.Nursery) -> None:
+        def say() -> None:
+            if announcement:
+                print(announcement, flush=True)
+            ready.ready()
+
+        await self.announce(say)
+        settings = self.plan.settings
+        if settings.metrics_address is not None:
+            nursery.start_soon(self._serve_status)
+
+    async def _serve_status(self) -> None:
+        """/metrics and health; scraped from a thread, which asks the loop."""
+        token = trio.lowlevel.current_trio_token()
+
+        def exposition() -> str:
+            return trio.from_thread.run(self.measure, trio_token=token).exposition()
+
+        with self.status_server(self.plan.settings, exposition):
+            await trio.sleep_forever()
+
+    def _push(self, push: Push) -> None:
+        """In the invalidator's thread."""
+        kind, inode, name = push
+        if kind == "entry":
+            self._gate.invalidate_entry(inode, name)
+        else:
+            self._gate.invalidate_inode(inode, attr_only=kind == "attributes")
+
+    def _gate_status(self) -> dict[str, Any]:
+        try:
+            return self._gate.status()
+        except OSError as error:
+            return {"error": error.strerror}
+
+    async def _take_served(self, most: int) -> list[int]:
+        """Blocks that workers opened, and those that the gate opened without them."""
+        taken = [block_id for block_id, _ in zip(self._served, range(most), strict=False)]
+        for block_id in taken:
+            del self._served[block_id]
+        if len(taken) < most:
+            try:
+                inodes = await trio.to_thread.run_sync(self._gate.take_opened, most - len(taken))
+            except OSError as error:
+                log.debug("the gate told no opened files", error=error.strerror)
+            else:
+                taken += [block_id_of(inode - 1, 0) for inode in inodes]
+        return taken
+
+    async def _sample(self) -> list[SampledFile]:
+        """Files from the top of the data set, as far as SAMPLE_S goes."""
+        sample: list[SampledFile] = []
+        folders = [ROOT]
+        with trio.move_on_after(open_mode_choice.SAMPLE_S):
+            for seen in range(open_mode_choice.MOST_FOLDERS):
+                if seen >= len(folders) or len(sample) >= open_mode_choice.MOST_FILES:
+                    break
+                try:
+                    entries = await self.tree.children(folders[seen], 0, open_mode_choice.MOST_FILES - len(sample))
+                except FusecacheError as error:
+                    log.info("a folder of the sample can't be listed", error=str(error))
+                    continue
+                folders += [entry.inode for entry in entries if entry.folder]
+                sample += [self._sampled(entry) for entry in entries if entry.completed and not entry.folder]
+        return sample
+
+    def _sampled(self, entry: Entry) -> SampledFile:
+        local = False
+        if entry.block_count == 1:
+            block = Block(block_id_of(entry.inode - 1, 0), entry.length, (), None, 0, 0, False)
+            descriptor = self.client.open_local(block)
+            if descriptor is not None:
+                local = True
+                os.close(descriptor)
+        return SampledFile(entry.length, local)
+
+    # ---- what workers ask beside metadata ----
+
+    async def _hidden(self, message: dict[str, Any]) -> dict[str, Any]:
+        name = message.get("name")
+        if name == "stats":
+            return {"content": (await self.measure()).exposition()}
+        if name == "config":
+            return {"content": json.dumps(self.control.describe_config(), indent=2) + "\n"}
+        if name == "version":
+            return {"content": f"fusecache {fusecache.__version__}\n"}
+        raise ProtocolError("no such file")
+
+    async def _capacity(self, message: dict[str, Any]) -> dict[str, Any]:
+        return dict(self.upkeep.capacity()._asdict())
+
+    async def _note_served(self, message: dict[str, Any]) -> dict[str, Any]:
+        blocks = message.get("blocks")
+        if not isinstance(blocks, list) or not all(type(block) is int for block in blocks):
+            raise ProtocolError("blocks is no list of numbers")
+        for block in blocks[: MAX_SERVED - len(self._served)]:
+            self._served[block] = None
+        return {}
+
+    async def _confirm(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Make Alluxio compare a folder with its under storage; when that was asked for."""
+        folder = message.get("folder")
+        if type(folder) is not int:
+            raise ProtocolError("folder is no inode")
+        asked_at = self.clock.now()
+        await self.tree.refresh(folder, force_sync=True)
+        return {"asked_at": asked_at}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The exit code; errors before "prepared" are the supervisor's to tell."""
+    parser = argparse.ArgumentParser(prog="fusecache.daemon.agent", description=__doc__, add_help=False)
+    for flag in ("--plan-fd", "--epoch-fd", "--gate-fd", "--control-fd"):
+        parser.add_argument(flag, type=int, required=True)
+    parser.add_argument("--ready-fd", type=int)
+    parser.add_argument("--agent-socket", type=Path, required=True)
+    parser.add_argument("--open-mode", required=True)
+    parser.add_argument("--announcement", default="")
+    parser.add_argument("--why", default="")
+    flags = parser.parse_args(arguments)
+    faulthandler.register(signal.SIGUSR1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    plan = plan_from(flags.plan_fd)
+    logs.configure(plan.settings.log_level, plan.settings.log_format)
+    supervisor = SupervisorLink(flags.control_fd)
+    try:
+        with ExitStack() as stack:
+            clock = SystemClock()
+            metrics = Metrics()
+            build_info(metrics)
+            cluster = Cluster(plan, stack, metrics=metrics, clock=clock)
+            board = BoardWriter(flags.epoch_fd)
+            stack.callback(board.close)
+            gate = GateLink(flags.gate_fd)
+            stack.callback(gate.close)
+            agent = Agent(
+                plan,
+                cluster,
+                board=board,
+                gate=gate,
+                supervisor=supervisor,
+                agent_socket=flags.agent_socket,
+                why=flags.why,
+                metrics=metrics,
+                clock=clock,
+            )
+            first = flags.ready_fd is not None
+            trio.run(agent.serve, flags.open_mode, ReadyPipe(flags.ready_fd), flags.announcement if first else "")
+    except FusecacheError as failure:
+        supervisor.say_now({"kind": "failed", "exit_code": failure.exit_code, "text": told(failure)})
+        return failure.exit_code
+    except Exception as failure:  # noqa: BLE001 - the outermost frame: printed whole, told by the exit code
+        traceback.print_exc()
+        text = f"a bug in fusecache: {type(failure).__name__}: {failure}"
+        supervisor.say_now({"kind": "failed", "exit_code": UNEXPECTED, "text": text})
+        return UNEXPECTED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,120 @@
+"""Starts a mount behind the gate: looks at the kernel, chooses the open mode, and becomes the supervisor.
+
+    plan -> features of the kernel -> open mode -> embedded server (folder SOURCE) -> exec(supervisor)
+
+The process keeps its id: who started `fusecache mount` finds the supervisor under it. Everything that needs libraries
+has happened before; the supervisor is standard library only. What it starts (`daemon.agent`, `daemon.worker`) gets the
+plan as a memfd.
+
+Mounts nothing itself.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from typing import NoReturn
+
+import structlog
+
+from fusecache.config.settings import MountPlan
+from fusecache.daemon.control_client import mount_lock, socket_path
+from fusecache.daemon.embedded_child import EmbeddedChild, served_by
+from fusecache.daemon.mount_process import python_path
+from fusecache.daemon.ready_pipe import ReadyPipe
+from fusecache.fs.session import may_allow_other
+from fusecache.kernel.features import Decision, Features, decide_open_mode, parse_mask
+from fusecache.kernel.probe import probe
+from fusecache.kernel.spec import MountSpec
+
+log = structlog.get_logger(__name__)
+
+SLOTS = 32
+"""Answers of one worker on their way at once, 1 MiB each at most; their pages are made when they are first used."""
+
+
+def choose(plan: MountPlan) -> tuple[Features, Decision]:
+    """What this machine can do, and the mode that follows. UsageError, MountError: what was asked for is impossible."""
+    settings = plan.settings
+    features = probe(parse_mask(settings.kernel_features))
+    decision = decide_open_mode(features, settings.open_mode)
+    log.info("open_mode", open_mode=decision.open_mode, why=decision.why)
+    return features, decision
+
+
+def become_supervisor(
+    plan: MountPlan, features: Features, decision: Decision, *, ready: ReadyPipe, announcement: str
+) -> NoReturn:
+    """Replace this process by the supervisor of `plan`. Raises FusecacheError when the embedded server fails.
+
+    `ready` is told, and `announcement` printed, once reads work.
+    """
+    settings = plan.settings
+    ready_fd = ready.keep_over_exec()
+    embedded = None
+    if plan.folder is not None:
+        embedded = EmbeddedChild(plan.folder, settings.state_dir / "embedded")
+        plan = served_by(plan, embedded.start())
+    program = (sys.executable, "-m")
+    library_free = (sys.executable, "-S", "-m")
+    control = socket_path(settings.runtime_dir, plan.mountpoint)
+    spec = MountSpec(
+        mountpoint=str(plan.mountpoint),
+        fsname=plan.source,
+        allow_other=may_allow_other() if settings.allow_other is None else settings.allow_other,
+        open_mode=decision.open_mode,
+        masked_features=parse_mask(settings.kernel_features),
+        features=features,
+        workers=settings.workers,
+        gate_argv=(*library_free, "fusecache.kernel.gate"),
+        worker_argv=(*program, "fusecache.daemon.worker"),
+        agent_argv=(*program, "fusecache.daemon.agent", "--announcement", announcement, "--why", decision.why),
+        plan_fd=_plan_memfd(plan),
+        # Only the first agent gets it, and announces: one that is started again has nobody who waits.
+        ready_fd=ready_fd if ready_fd is not None else os.open(os.devnull, os.O_WRONLY),
+        agent_socket=str(control.with_name("private") / "agent.sock"),
+        embedded_pid=None if embedded is None else embedded.keep_over_exec(),
+        mount_lock=str(mount_lock(settings.runtime_dir, plan.mountpoint)),
+        read_ahead_bytes=settings.read_ahead_bytes,
+        max_background=settings.max_background,
+        congestion_threshold=settings.congestion_threshold,
+        max_read_bytes=settings.max_read_bytes,
+        spin_us=settings.spin_us,
+        slots=SLOTS,
+        gate_settings=_backing_devices(plan),
+        log_level=settings.log_level,
+    )
+    sys.stdout.flush()
+    sys.stderr.flush()
+    environment = {**os.environ, "PYTHONPATH": python_path()}
+    command = [*library_free, "fusecache.kernel.supervisor", "--spec-fd", str(spec.to_memfd())]
+    os.execve(sys.executable, command, environment)
+
+
+def _plan_memfd(plan: MountPlan) -> int:
+    """The plan for agent and workers: from this program to itself, never from outside."""
+    descriptor = os.memfd_create("fusecache-plan", 0)
+    with os.fdopen(os.dup(descriptor), "wb") as file:
+        pickle.dump(plan, file)
+    return descriptor
+
+
+def plan_from(descriptor: int) -> MountPlan:
+    """The plan of `_plan_memfd`; its descriptor is shared with others, so its position is not used."""
+    plan = pickle.loads(os.pread(descriptor, os.fstat(descriptor).st_size, 0))
+    assert isinstance(plan, MountPlan)
+    return plan
+
+
+def _backing_devices(plan: MountPlan) -> dict[str, list[int]]:
+    """Device numbers of the tier folders: the gate takes backing files from nowhere else. Unknown while the folders
+    are: a block worker's answer tells them later."""
+    assert plan.cluster is not None
+    devices = set()
+    for folder in plan.cluster.tier_folders:
+        try:
+            devices.add(os.stat(folder).st_dev)
+        except OSError as error:
+            log.info("tier folder can't be looked at", folder=folder, error=error.strerror)
+    return {"backing_devices": sorted(devices)} if devices else {}
