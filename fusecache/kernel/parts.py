@@ -1,0 +1,130 @@
+"""The supervisor's children: start one, know what it is, learn that it ended. One Part is one role over its restarts.
+
+A child is forked and executed by hand: `subprocess` would double the supervisor's memory, and has nothing between fork
+and exec that asks whether the parent still lives. Each child is a session of its own (Ctrl-C reaches the supervisor,
+which ends them in order), gets SIGKILL when the supervisor ends in whatever way, and inherits the descriptors that it
+is given and no other: one stray copy of /dev/fuse would keep a dead connection alive.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from fusecache.kernel.restart_policy import RestartPolicy
+
+_PR_SET_PDEATHSIG: Final = 1
+_NOT_STARTED: Final = 127
+"""Exit code of a child whose program can't be executed, as a shell's."""
+
+_libc = ctypes.CDLL(None)
+
+
+class Part:
+    """One role: agent, gate, worker 0 ... Running when `pid` is set."""
+
+    def __init__(self, name: str, policy: RestartPolicy) -> None:
+        self.name = name
+        self.policy = policy
+        self.pid: int | None = None
+        self.restarts = 0
+        self.started_at_s = 0.0
+        self.ready_at_s: float | None = None
+        self.replaced = False
+        """Killed by the supervisor to be started anew: no death that counts."""
+
+    @property
+    def running(self) -> bool:
+        """Whether there is a process."""
+        return self.pid is not None
+
+    @property
+    def ready(self) -> bool:
+        """Whether the process said that it is ready."""
+        return self.running and self.ready_at_s is not None
+
+    def start(self, argv: Sequence[str], descriptors: Sequence[int], environment: Mapping[str, str]) -> None:
+        """Start the process. OSError when the machine has no more processes."""
+        if self.started_at_s:
+            self.restarts += 1
+        self.pid = spawn(argv, descriptors, environment)
+        self.started_at_s = time.monotonic()
+        self.ready_at_s = None
+        self.replaced = False
+
+    def is_ready(self) -> None:
+        """It said so."""
+        if self.ready_at_s is None:
+            self.ready_at_s = time.monotonic()
+
+    def ended(self) -> None:
+        """Its end was seen."""
+        self.pid = None
+        self.ready_at_s = None
+
+    def kill(self, number: signal.Signals) -> None:
+        """Send a signal, if there is a process. Not reaped yet, so the number can't be another's."""
+        if self.pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def describe(self) -> dict[str, Any]:
+        """A row for `status`."""
+        return {
+            "name": self.name,
+            "pid": self.pid,
+            "ready": self.ready,
+            "restarts": self.restarts,
+            "uptime_s": round(time.monotonic() - self.started_at_s, 1) if self.running else 0.0,
+            "crash_looping": self.policy.looping,
+        }
+
+
+def spawn(argv: Sequence[str], descriptors: Sequence[int], environment: Mapping[str, str]) -> int:
+    """Fork and execute; the pid. `descriptors` keep their numbers in the child."""
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
+    # The child: nothing here may return or raise into the supervisor's own code.
+    try:
+        _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(_NOT_STARTED)  # it ended before the line above
+        os.setsid()
+        for number in (signal.SIGPIPE, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        _keep_only(descriptors)
+        os.chdir("/")
+        os.execve(argv[0], list(argv), dict(environment))
+    except BaseException as failure:  # noqa: BLE001 - a forked copy of the supervisor must not live on
+        os.write(2, f"fusecache: {argv[0]!r} can't be started: {failure}\n".encode(errors="replace"))
+    finally:
+        os._exit(_NOT_STARTED)
+
+
+def _keep_only(descriptors: Sequence[int]) -> None:
+    """Close everything above standard error but these, and let these through exec."""
+    begin = 3
+    for descriptor in sorted(descriptors):
+        os.closerange(begin, descriptor)
+        os.set_inheritable(descriptor, True)
+        begin = descriptor + 1
+    os.closerange(begin, 1 << 20)
+
+
+def ending(status: int) -> str:
+    """How a process ended, from waitpid's status: `exit code 3`, `SIGKILL`."""
+    code = os.waitstatus_to_exitcode(status)
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"

@@ -1,0 +1,172 @@
+"""What each kind of part is given: flags, sockets, memfds. Who starts when is `supervisor`'s business.
+
+agent:  --plan-fd --epoch-fd --agent-socket --gate-fd --control-fd [--ready-fd]
+gate:   --control-fd --device-fd --settings JSON
+worker: --index --requests-fd --slots-fd --offers-fd --plan-fd --epoch-fd --agent-socket --open-mode --device-number
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+from collections.abc import Mapping
+from typing import Any, Final
+
+from fusecache.kernel.channel import Channel, socket_pair
+from fusecache.kernel.parts import Part
+from fusecache.kernel.reply_slots import create_slots
+from fusecache.kernel.restart_policy import RestartPolicy
+from fusecache.kernel.spec import MountSpec
+
+REQUEST_BUFFER_BYTES: Final = 1 << 20
+"""Of a worker's socket, each way. Answers are 64 KiB at most (READ data goes through slots), so that even without
+CAP_NET_ADMIN the system's default of 208 KiB holds one."""
+
+LINK_BUFFER_BYTES: Final = 4 << 20
+"""Between agent and gate: pushes of up to 128 KiB wait there."""
+
+AGENT_FIRST_DELAY_S: Final = 0.1
+
+
+class Agent(Part):
+    """Metadata, control socket, metrics. Reads go on without it."""
+
+    def __init__(self) -> None:
+        super().__init__("agent", RestartPolicy(AGENT_FIRST_DELAY_S))
+        self.channel: Channel | None = None
+        self.gate_link: socket.socket | None = None
+        """The gate's end; kept here too, for the next gate."""
+
+    def launch(self, spec: MountSpec, epoch_fd: int, environment: Mapping[str, str], ready_fd: int | None) -> None:
+        """Start it with fresh sockets."""
+        self.close()
+        ours, control = socket_pair()
+        self.gate_link, link = socket_pair(LINK_BUFFER_BYTES)
+        self.channel = Channel(ours)
+        descriptors = [spec.plan_fd, epoch_fd, link.fileno(), control.fileno()]
+        argv = [
+            *spec.agent_argv,
+            *("--plan-fd", str(spec.plan_fd)),
+            *("--epoch-fd", str(epoch_fd)),
+            *("--agent-socket", spec.agent_socket),
+            *("--gate-fd", str(link.fileno())),
+            *("--control-fd", str(control.fileno())),
+        ]
+        if ready_fd is not None:
+            descriptors.append(ready_fd)
+            argv += ["--ready-fd", str(ready_fd)]
+        with control, link:
+            self.start(argv, descriptors, environment)
+
+    def close(self) -> None:
+        """Close our ends of a former process's sockets."""
+        if self.channel is not None:
+            self.channel.close()
+            self.channel = None
+        if self.gate_link is not None:
+            self.gate_link.close()
+            self.gate_link = None
+
+
+class Gate(Part):
+    """Between the device and the workers."""
+
+    def __init__(self) -> None:
+        super().__init__("gate", RestartPolicy())
+        self.channel: Channel | None = None
+        self.failure = ""
+        """Its own last words."""
+
+    def launch(
+        self,
+        spec: MountSpec,
+        device_fd: int,
+        table_fd: int,
+        settings: Mapping[str, Any],
+        environment: Mapping[str, str],
+    ) -> None:
+        """Start it on `device_fd`, a clone of its own; the table of open inodes outlives it in `table_fd`."""
+        self.close()
+        self.failure = ""
+        ours, control = socket_pair()
+        self.channel = Channel(ours)
+        everything = {
+            **spec.gate_settings,
+            **settings,
+            "features": [row.name for row in spec.features.rows if row.usable],
+            "open_table_fd": table_fd,
+            "spin_us": spec.spin_us,
+            "max_read_bytes": spec.max_read_bytes,
+            "slots": spec.slots,
+            "slot_bytes": spec.max_read_bytes,
+            "mountpoint": spec.mountpoint,
+            "log_level": spec.log_level,
+        }
+        argv = [
+            *spec.gate_argv,
+            *("--control-fd", str(control.fileno())),
+            *("--device-fd", str(device_fd)),
+            *("--settings", json.dumps(everything)),
+        ]
+        with control:
+            self.start(argv, [control.fileno(), device_fd, table_fd], environment)
+
+    def send(self, message: dict[str, Any], descriptors: tuple[int, ...] = ()) -> None:
+        """Tell it, if it runs."""
+        if self.running and self.channel is not None:
+            self.channel.send(message, descriptors)
+
+    def close(self) -> None:
+        """Close our end of a former process's socket."""
+        if self.channel is not None:
+            self.channel.close()
+            self.channel = None
+
+
+class Worker(Part):
+    """Answers requests: pyfuse3 on one end of a socket instead of /dev/fuse."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(f"worker {index}", RestartPolicy())
+        self.index = index
+        self._gate_ends: tuple[int, ...] = ()
+        """Requests, slots, offers: the gate's, until it has got them."""
+
+    def launch(
+        self, spec: MountSpec, epoch_fd: int, open_mode: str, device_number: str, environment: Mapping[str, str]
+    ) -> None:
+        """Start it with fresh sockets and slots; `hand_to` the gate then."""
+        self.close()
+        gate_requests, requests = socket_pair(REQUEST_BUFFER_BYTES)
+        gate_offers, offers = socket_pair()
+        slots = create_slots(spec.slots, spec.max_read_bytes)
+        self._gate_ends = (gate_requests.detach(), slots, gate_offers.detach())
+        argv = [
+            *spec.worker_argv,
+            *("--index", str(self.index)),
+            *("--requests-fd", str(requests.fileno())),
+            *("--slots-fd", str(slots)),
+            *("--offers-fd", str(offers.fileno())),
+            *("--plan-fd", str(spec.plan_fd)),
+            *("--epoch-fd", str(epoch_fd)),
+            *("--agent-socket", spec.agent_socket),
+            *("--open-mode", open_mode),
+            *("--device-number", device_number),
+        ]
+        with requests, offers:
+            self.start(argv, [requests.fileno(), slots, offers.fileno(), spec.plan_fd, epoch_fd], environment)
+
+    def hand_to(self, gate: Gate) -> None:
+        """Give the gate its ends, once."""
+        if self._gate_ends and self.running and gate.running:
+            gate.send({"kind": "worker", "index": self.index, "pid": self.pid}, self._gate_ends)
+            self.close()
+
+    def close(self) -> None:
+        """Close the gate's ends here."""
+        for descriptor in self._gate_ends:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+        self._gate_ends = ()

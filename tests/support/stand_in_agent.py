@@ -1,0 +1,77 @@
+"""An agent that knows no cluster: says `prepared`, waits for `serving`, tells the ready pipe, writes down what it hears.
+
+What it is told lies in the folder FUSECACHE_STAND_IN as `agent-serving.json` and `agent-status.json` (asked for when
+the file `ask` appears there). A file `agent fails` there makes it fail with the exit code and text that it holds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ASK_POLL_MS = 20
+
+
+def write_whole(path: Path, content: Any) -> None:
+    """So that a reader finds all of it or nothing."""
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(content))
+    part.rename(path)
+
+
+def main() -> int:
+    """Flags as the supervisor gives them."""
+    parser = argparse.ArgumentParser()
+    for flag in ("plan-fd", "epoch-fd", "gate-fd", "control-fd"):
+        parser.add_argument(f"--{flag}", type=int, required=True)
+    parser.add_argument("--ready-fd", type=int)
+    parser.add_argument("--agent-socket", required=True)
+    flags = parser.parse_args()
+    folder = Path(os.environ["FUSECACHE_STAND_IN"])
+    assert os.pread(flags.plan_fd, 4, 0) == b"plan"
+    control = socket.socket(fileno=flags.control_fd)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+
+    def say(**message: Any) -> None:
+        control.send(json.dumps(message).encode())
+
+    if (order := folder / "agent fails").exists():
+        code, _, text = order.read_text().partition(" ")
+        say(kind="failed", exit_code=int(code), text=text)
+        return int(code)
+    say(kind="prepared", open_mode=os.environ.get("FUSECACHE_STAND_IN_MODE", "no-open"), why="the test says so")
+    while True:
+        if not select.select([control], [], [], ASK_POLL_MS / 1000)[0]:
+            if (folder / "ask").exists():
+                (folder / "ask").unlink()
+                say(kind="status")
+            if (folder / "stop").exists():
+                say(kind="stop")
+            continue
+        data = control.recv(1 << 16)
+        if not data:
+            return 1
+        message = json.loads(data)
+        if message["kind"] == "status":
+            write_whole(folder / "agent-status.json", message)
+            continue
+        assert message["kind"] == "serving", message
+        write_whole(folder / "agent-serving.json", {**message, "pid": os.getpid()})
+        if flags.ready_fd is not None:
+            subprocess.run(["stat", message["mountpoint"]], check=True, stdout=subprocess.DEVNULL, timeout=10)
+            os.write(flags.ready_fd, b"ready\n")
+            os.close(flags.ready_fd)
+            flags.ready_fd = None
+        say(kind="ready")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
