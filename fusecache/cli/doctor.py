@@ -24,7 +24,7 @@ STYLES = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 @click.command(short_help="Check machine and cluster; say what to change.")
 @click.argument("target", required=False, metavar="[SOURCE or MOUNTPOINT]")
-@setting_flags(("state_dir", "runtime_dir", "max_open_blocks", "zero_rpc_reads"))
+@setting_flags(("state_dir", "runtime_dir", "max_open_blocks", "zero_rpc_reads", "open_mode", "kernel_features"))
 @cluster_flags
 @everywhere
 @click.pass_context

@@ -85,10 +85,25 @@ def _print_all(states: list[dict[str, Any]]) -> None:
 def _print_one(state: dict[str, Any]) -> None:
     summary = summary_of(state.get("metrics", {}))
     for key, value in state.items():
-        if key not in ("metrics", "ready"):
+        if key not in ("metrics", "ready", "parts", "features", "gate"):
             click.echo(f"{key.replace('_', ' '):<18} {value}")
+    unused = [f"{row['name']} ({row['why']})" for row in state.get("features", ()) if unusable(row)]
+    if unused:
+        click.echo(f"{'not used':<18} {'; '.join(unused)}")
     for key, text in summary.items():
         click.echo(f"{key:<18} {text}")
+    if state.get("parts"):
+        click.echo()
+        rows = [
+            (*(str(part[key]) for key in ("name", "pid", "restarts")), f"{part['uptime_s']:.0f} s")
+            for part in state["parts"]
+        ]
+        print_table(("part", "process", "restarts", "uptime"), rows)
+
+
+def unusable(feature: dict[str, Any]) -> bool:
+    """Whether a feature of the kernel is missing or masked."""
+    return bool(feature["masked"] or not feature["present"])
 
 
 def summary_of(metrics: dict[str, float]) -> dict[str, str]:

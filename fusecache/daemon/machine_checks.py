@@ -23,6 +23,8 @@ from fusecache.config.units import approximate_size
 from fusecache.daemon.mount_child import OTHER_DESCRIPTORS
 from fusecache.daemon.mountpoint import check_device, containing_mount
 from fusecache.errors import FusecacheError
+from fusecache.kernel.features import KNOWN_FEATURES, decide_open_mode, parse_mask
+from fusecache.kernel.probe import probe
 
 Verdict = Literal["ok", "warn", "fail"]
 
@@ -56,6 +58,7 @@ def machine_checks(settings: Settings) -> Iterator[Check]:
     yield check_fuse_device()
     yield check_fusermount()
     yield check_kernel(os.uname().release)
+    yield from check_kernel_features(settings)
     yield check_allow_other(Path("/etc/fuse.conf"))
     yield check_folder_for("state folder", settings.state_dir, "--state-dir")
     yield check_folder_for("control folder", settings.runtime_dir, "--runtime-dir")
@@ -101,6 +104,27 @@ def check_kernel(release: str) -> Check:
     if version < LARGE_REQUESTS_KERNEL:
         return Check("kernel", "warn", f"{release}: reads come in pieces of 128 KiB", "use Linux 4.20 or later")
     return Check("kernel", "ok", f"{release}: readdirplus, parallel look-ups, requests of 1 MiB")
+
+
+def check_kernel_features(settings: Settings) -> Iterator[Check]:
+    """What a mount behind the gate may use, why not where a feature is missing or masked, and the mode that follows."""
+    try:
+        features = probe(parse_mask(settings.kernel_features))
+    except FusecacheError as failure:
+        yield Check("kernel features", "fail", str(failure), "correct kernel_features")
+        return
+    usable = [row.name for row in features.rows if row.usable]
+    yield Check("kernel features", "ok" if usable else "warn", ", ".join(usable) or "none can be used")
+    purposes = {known.name: known.purpose for known in KNOWN_FEATURES}
+    for row in features.rows:
+        if not row.usable:
+            yield Check(f"kernel feature {row.name}", "warn", row.why, f"without it, no {purposes[row.name]}")
+    try:
+        decision = decide_open_mode(features, settings.open_mode)
+    except FusecacheError as failure:
+        yield Check("open mode", "fail", str(failure), "leave open_mode at auto")
+        return
+    yield Check("open mode", "ok", f"{decision.open_mode}: {decision.why}")
 
 
 def check_allow_other(fuse_conf: Path) -> Check:
