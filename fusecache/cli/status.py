@@ -95,7 +95,7 @@ def _print_one(state: dict[str, Any]) -> None:
     if state.get("parts"):
         click.echo()
         rows = [
-            (*(str(part[key]) for key in ("name", "pid", "restarts")), f"{part['uptime_s']:.0f} s")
+            (part["name"], str(part["pid"]), str(part["restarts"]), f"{part['uptime_s']:.0f} s")
             for part in state["parts"]
         ]
         print_table(("part", "process", "restarts", "uptime"), rows)

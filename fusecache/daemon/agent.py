@@ -134,6 +134,7 @@ class Agent(MountCore):
         serving = {key: value for key, value in self._serving.items() if key != "kind"}
         return {
             **serving,
+            "pid": os.getppid(),  # the supervisor's: the process that was started, and takes signals
             "why": self._why,
             "parts": table.get("parts", []),
             "gate": await trio.to_thread.run_sync(self._gate_status),

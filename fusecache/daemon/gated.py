@@ -69,7 +69,10 @@ def become_supervisor(
         workers=settings.workers,
         gate_argv=(*library_free, "fusecache.kernel.gate"),
         worker_argv=(*program, "fusecache.daemon.worker"),
-        agent_argv=(*program, "fusecache.daemon.agent", "--announcement", announcement, "--why", decision.why),
+        agent_argv=(
+            *(*program, "fusecache.daemon.agent", "--open-mode", decision.open_mode),
+            *("--why", decision.why, "--announcement", announcement),
+        ),
         plan_fd=_plan_memfd(plan),
         # Only the first agent gets it, and announces: one that is started again has nobody who waits.
         ready_fd=ready_fd if ready_fd is not None else os.open(os.devnull, os.O_WRONLY),

@@ -112,7 +112,7 @@ class MountCore:
             limiter=trio.CapacityLimiter(settings.metadata_threads),
             on_change=self.invalidator.change,
             hot_entries=settings.metadata_hot_entries,
-            **({"board": board} if board else {}),
+            board=board,
         )
         self.upkeep = Upkeep(
             self.client, take_served, settings, metrics=metrics, clock=clock, limiter=trio.CapacityLimiter(2)
