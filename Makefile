@@ -35,9 +35,10 @@ test-cluster: ## a whole real Kubernetes node and the stories on it (root; the f
 	@$(PYTHON) -m tests.cluster build
 	@FUSECACHE_TEST_CLUSTER=kubernetes $(PYTHON) -m pytest -o faulthandler_timeout=600 tests/cluster
 
-bench: ## fusecache against alluxio-fuse, bindfs and native, on the same real Alluxio data
+bench: ## fusecache and its open modes against alluxio-fuse, bindfs and native, on the same real Alluxio data
 	@.ci/prepare java bench
-	@$(PYTHON) -m perf.bench
+	@$(PYTHON) -m perf.bench --table first
+	@$(PYTHON) -m perf.bench --table kernel-path
 
 lock: ## resolve the dependencies again and write requirements*.lock
 	@.ci/prepare

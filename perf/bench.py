@@ -1,7 +1,10 @@
-"""`make bench`: fusecache against alluxio-fuse, bindfs and native, in one run, on the same real Alluxio data.
+"""`make bench`: fusecache against its peers and native, in one run, on the same real Alluxio data.
+
+    python -m perf.bench --table first          the default mount against alluxio-fuse and bindfs, first epoch included
+    python -m perf.bench --table kernel-path    every open mode, workers, processor time and memory, with its bars
 
 One Alluxio 2.9.3 master and one block worker on this machine; every byte but the first epoch's is in that block
-worker and in the page cache. For each row, after warming up, a number of rounds measures every system once, in
+worker and in the page cache. For each workload, after warming up, a number of rounds measures every system once, in
 random order; each measurement is a process of its own (workloads.py). Ratios are taken within rounds.
 
 Kernel-cold: before each measurement everything the kernel caches is dropped (pages, names and attributes, of
@@ -22,54 +25,64 @@ import platform
 import random
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
-from perf import dataset, report
+from perf import dataset, processes, report
+from perf.outcome import MeasuredWorkload, Outcome
 from perf.statistics import agree
-from perf.systems import AlluxioFuse, Bindfs, Bytes, Fusecache, Native, System
-from perf.workloads import ROW_BY_NAME, ROWS, Job, Row
+from perf.systems import SYSTEMS, Ground, System
+from perf.tables import ONE_BLOCK, TABLES, Table, Workload, takes_part
+from perf.workloads import Job, Rows
 from tests.support.mounting import sha256_tree
 from tests.support.real_alluxio import RealAlluxio
 
 ROOT = Path(__file__).resolve().parents[1]
 WARM_EPOCHS = 3
 MEBIBYTE = 1 << 20
-ROW_LIMIT_S = 600
+WORKLOAD_LIMIT_S = 600
+DISKS = {"ext4", "xfs", "btrfs"}
+"""File systems that block files may lie on here: with pages on a disk, not stacked on another file system (whose files
+the kernel refuses to pass through), able to do O_DIRECT."""
 
 
 def arguments(argv: Sequence[str]) -> argparse.Namespace:
-    """Flags: a subset of rows and smaller data for quick trials."""
+    """Flags: a part of the rows or systems and smaller data for quick trials."""
     parser = argparse.ArgumentParser(prog="python -m perf.bench", description=__doc__.splitlines()[0])
-    names = ", ".join(row.name for row in ROWS)
+    rows = sorted({row.name for table in TABLES.values() for row in table.rows})
+    parser.add_argument("--table", choices=TABLES, default="first")
     parser.add_argument(
-        "--rows",
-        nargs="+",
-        default=[row.name for row in ROWS],
-        choices=ROW_BY_NAME,
-        metavar="ROW",
-        help=f"rows to measure: {names}",
+        "--rows", nargs="+", choices=rows, metavar="ROW", help=f"rows to measure (default: the table's): {rows}"
     )
-    parser.add_argument("--systems", nargs="+", default=["fusecache", "alluxio-fuse", "bindfs", "native"])
-    parser.add_argument("--pairs", type=int, default=5, help="rounds per row; quick rows take a multiple")
+    parser.add_argument(
+        "--systems", nargs="+", choices=SYSTEMS, metavar="SYSTEM", help=f"default: the table's; of {list(SYSTEMS)}"
+    )
+    parser.add_argument("--rounds", type=int, help="rounds per workload; quick ones take a multiple (default: table's)")
     parser.add_argument("--small-files", type=int, default=5000)
     parser.add_argument("--small-file-bytes", type=int, default=110 << 10)
     parser.add_argument("--large-bytes", type=int, default=1 << 30)
     parser.add_argument("--epoch-files", type=int, default=300, help="files a system reads in one first epoch")
-    parser.add_argument("--random-reads", type=int, default=2000)
+    parser.add_argument("--random-reads", type=int, default=1000, help="of each kind")
     parser.add_argument("--block-bytes", type=int, default=64 * MEBIBYTE, help="Alluxio's block size (its default)")
-    parser.add_argument("--mount-flag", action="append", default=[], help="passed to fusecache mount")
+    parser.add_argument("--mount-flag", action="append", default=[], help="passed to every fusecache mount")
     parser.add_argument("--work-dir", type=Path, help="where the data lies during the run (default: a new folder)")
     parser.add_argument("--output", type=Path, default=ROOT / "perf" / "results")
-    parser.add_argument("--name", default="first-table")
+    parser.add_argument("--name", help="of the result files (default: the table's)")
     parser.add_argument("--seed", type=int, default=1)
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    table = TABLES[options.table]
+    options.rows = options.rows or [row.name for row in table.rows]
+    options.systems = options.systems or list(table.systems)
+    options.rounds = options.rounds or table.rounds
+    options.name = options.name or table.name
+    return options
 
 
 class Bench:
@@ -77,28 +90,37 @@ class Bench:
 
     def __init__(self, options: argparse.Namespace, work: Path) -> None:
         self.options = options
+        self.table: Table = TABLES[options.table]
+        self.workloads = [
+            workload for workload in self.table.workloads if any(row.name in options.rows for row in workload.rows)
+        ]
         self.work = work
+        self.links = work / "blocks-by-name"
         self.rng = random.Random(options.seed)
         self.systems: list[System] = []
+        self.servers: list[int] = []
+        self.large: dict[tuple[str, str], list[str]] = {}
+        """(system, folder) -> the large file, or its blocks."""
         self.epochs = 0
-        self.results: list[dict[str, Any]] = []
+        self.results: list[MeasuredWorkload] = []
 
     def shape(self) -> dataset.Shape:
         """How much data the options ask for; an epoch folder for every measurement of that row."""
-        readers = [name for name in self.options.systems if name in ("fusecache", "alluxio-fuse")]
-        epochs = (
-            (WARM_EPOCHS + self.options.pairs * ROW_BY_NAME["first-epoch"].rounds) * len(readers)
-            if "first-epoch" in self.options.rows
-            else 0
-        )
+        readers = sum(name not in ("bindfs", "native") for name in self.options.systems)
+        runs = sum(WARM_EPOCHS + self.rounds(workload) for workload in self.workloads if workload.reads_ufs)
         return dataset.Shape(
             self.options.small_files,
             self.options.small_file_bytes,
             self.options.large_bytes,
             self.options.epoch_files,
-            epochs,
+            runs * readers,
             self.options.block_bytes,
         )
+
+    def rounds(self, workload: Workload) -> int:
+        """Of one workload."""
+        rounds: int = self.options.rounds * workload.rounds
+        return rounds
 
     def prepare(self, cluster: RealAlluxio, stack: ExitStack) -> None:
         """Load train/ and large/ into the block worker, start the systems, compare what they show."""
@@ -108,105 +130,108 @@ class Bench:
         for folder in ("train", "large"):
             sha256_tree(loader / folder)
         cluster.stop_fuse(server, loader)
-        links = self.work / "blocks-by-name"
-        large = dataset.link_blocks(cluster.ufs, cluster.tier_folders[0], links, self.options.block_bytes)
-        self.links = links
-        available: dict[str, System] = {}
-        if "fusecache" in self.options.systems:
-            available["fusecache"] = Fusecache(
-                cluster, self.work / "mnt-fusecache", self.work / "state", self.options.mount_flag
-            )
-        if "alluxio-fuse" in self.options.systems:
-            available["alluxio-fuse"] = AlluxioFuse(cluster, self.work / "mnt-alluxio-fuse")
-        if "bindfs" in self.options.systems:
-            available["bindfs"] = Bindfs(links, large, self.work / "mnt-bindfs")
-        if "native" in self.options.systems:
-            available["native"] = Native(links, large)
+        if any(workload.folder == ONE_BLOCK for workload in self.workloads):
+            dataset.write_one_block(cluster, self.options.large_bytes, self.work / "one-block", self.options.seed)
+        dataset.link_blocks(cluster.ufs, cluster.tier_folders[0], self.links, self.options.block_bytes)
+        self.servers = cluster.server_pids()
+        ground = Ground(cluster, self.links, self.work, self.options.mount_flag)
         expected = sha256_tree(cluster.ufs / "train")
         for name in self.options.systems:
-            system = available[name]
             say(f"starting {name}")
+            system = SYSTEMS[name](name, ground)
             system.start(stack)
-            if sha256_tree(system.root / "train") != expected:
+            if sha256_tree(system.place("train")) != expected:
                 raise RuntimeError(f"{name} shows other bytes than the UFS holds")
+            for workload in self.workloads:
+                if workload.folder.startswith("large"):
+                    found = sorted(system.place(workload.folder).iterdir())
+                    self.large[name, workload.folder] = [str(path) for path in found]
             self.systems.append(system)
 
-    def job(self, row: Row, system: System, seed: int) -> Job:
+    def job(self, workload: Workload, system: System, seed: int) -> Job:
         """What the workload process is told; each first epoch gets a folder nobody has read."""
-        tree = system.root / "train"
-        if row.name == "first-epoch":
-            tree = system.root / "epoch" / f"{self.epochs:02d}"
+        folder = workload.folder
+        if workload.reads_ufs:
+            folder = f"{folder}/{self.epochs:02d}"
             self.epochs += 1
         return {
-            "row": row.name,
-            "tree": str(tree),
-            "large": [str(path) for path in system.large],
+            "workload": workload.name,
+            "tree": str(system.place(folder)),
+            "large": self.large.get((system.name, folder), []),
             "seed": seed,
             "random_reads": self.options.random_reads,
+            "groups": {"system": system.pids(workload.folder), "servers": self.servers},
         }
 
-    def measure(self, row: Row, system: System, seed: int) -> float:
-        """One measurement from a cold kernel, in the row's unit per second."""
+    def measure(self, workload: Workload, system: System, seed: int) -> Rows:
+        """One measurement of all rows of a workload, from a cold kernel."""
         os.sync()
         Path("/proc/sys/vm/drop_caches").write_text("3")
-        dataset.warm(self.links, row.warm)
+        dataset.warm(self.links, workload.warm)
         done = subprocess.run(
             [sys.executable, "-m", "perf.workloads"],
-            input=json.dumps(self.job(row, system, seed)),
+            input=json.dumps(self.job(workload, system, seed)),
             capture_output=True,
             text=True,
-            timeout=ROW_LIMIT_S,
+            timeout=WORKLOAD_LIMIT_S,
             cwd=ROOT,
             check=False,
         )
         if done.returncode != 0:
-            raise RuntimeError(f"{row.name} on {system.name} failed:\n{done.stderr}")
-        answer = json.loads(done.stdout)
-        return float(answer["work"] / answer["seconds"] / row.scale)
+            raise RuntimeError(f"{workload.name} on {system.name} failed:\n{done.stderr}")
+        rows: Rows = json.loads(done.stdout)
+        return rows
 
-    def warm_up(self, row: Row, system: System) -> list[float]:
-        """Until two runs agree within 10 %, or the system's limit: JIT-compiled code, filled metadata caches."""
-        rates: list[float] = []
-        limit = WARM_EPOCHS if row.name == "first-epoch" else system.warm_up_runs
-        while len(rates) < limit:
-            rates.append(self.measure(row, system, self.options.seed))
-            if len(rates) >= 2 and agree(rates[-2], rates[-1]) and row.name != "first-epoch":
+    def warm_up(self, workload: Workload, system: System) -> list[float]:
+        """Until two runs agree within 10 %, or the system's limit: JIT-compiled code, filled metadata caches. Returns
+        the timed seconds of each run."""
+        seconds: list[float] = []
+        limit = WARM_EPOCHS if workload.reads_ufs else system.warm_up_runs
+        while len(seconds) < limit:
+            rows = self.measure(workload, system, self.options.seed)
+            seconds.append(sum(measured["seconds"] for measured in rows.values()))
+            if len(seconds) >= 2 and agree(seconds[-2], seconds[-1]) and not workload.reads_ufs:
                 break
-        return rates
+        return seconds
 
-    def run(self, row: Row) -> None:
+    def run(self, workload: Workload) -> None:
         """Warm every system up, then the rounds."""
-        systems = [system for system in self.systems if row.name != "first-epoch" or system.reads_ufs]
-        warm = {system.name: self.warm_up(row, system) for system in systems}
-        before = {system.name: system.served() for system in systems}
-        rates: dict[str, list[float]] = {system.name: [] for system in systems}
-        for round_number in range(self.options.pairs * row.rounds):
+        systems = [
+            system
+            for system in self.systems
+            if takes_part(system.name, workload) and (system.reads_ufs or not workload.reads_ufs)
+        ]
+        names = [system.name for system in systems]
+        found = MeasuredWorkload(workload.name, {row.name: {name: [] for name in names} for row in workload.rows})
+        found.warm_up_s = {system.name: self.warm_up(workload, system) for system in systems}
+        found.memory = {name: [] for name in names}
+        local: Counter[str] = Counter()
+        elsewhere: Counter[str] = Counter()
+        for number in range(self.rounds(workload)):
             for system in self.rng.sample(systems, len(systems)):
-                rates[system.name].append(self.measure(row, system, self.options.seed + 100 + round_number))
-        served = {system.name: delta(before[system.name], system.served()) for system in systems}
-        agreed = {name: len(runs) >= 2 and agree(runs[-2], runs[-1]) for name, runs in warm.items()}
-        self.results.append({"row": row.name, "rates": rates, "warm_up": warm, "agreed": agreed, "served": served})
-        say(
-            f"{row.title}: "
-            + ", ".join(f"{name} {sorted(r)[len(r) // 2]:,.0f} {row.unit}" for name, r in rates.items())
-        )
+                before = system.served()
+                for row_name, measured in self.measure(workload, system, self.options.seed + 100 + number).items():
+                    found.rows[row_name][system.name].append(measured)
+                after = system.served()
+                if before and after:
+                    local[system.name] += int(after.local_block - before.local_block)
+                    elsewhere[system.name] += int(after.elsewhere - before.elsewhere)
+                found.memory[system.name].append(processes.memory(processes.trees(system.pids(workload.folder))))
+        found.served_bytes = {name: (local[name], elsewhere[name]) for name in local}
+        self.results.append(found)
+        for row in workload.rows:
+            rates = {name: statistics.median(found.rates(row, name)) for name in names}
+            say(f"{row.title}: " + ", ".join(f"{name} {rate:,.0f}" for name, rate in rates.items()) + f" {row.unit}")
 
-    def outcome(self, shape: dataset.Shape) -> report.Outcome:
+    def outcome(self, shape: dataset.Shape) -> Outcome:
         """Everything measured so far, and what it depends on."""
-        return {
-            "machine": machine(),
-            "shape": shape._asdict(),
-            "pairs": self.options.pairs,
-            "systems": {system.name: system.setup for system in self.systems},
-            "rows": self.results,
-        }
-
-
-def delta(before: Bytes | None, after: Bytes | None) -> dict[str, float] | None:
-    """Bytes served during a row."""
-    if before is None or after is None:
-        return None
-    return {"local_block": after.local_block - before.local_block, "elsewhere": after.elsewhere - before.elsewhere}
+        return Outcome(
+            table=self.options.table,
+            machine=machine() | {"minutes": f"{(time.monotonic() - START) / 60:.0f}"},
+            shape=shape._asdict(),
+            systems={system.name: system.setup for system in self.systems},
+            workloads=self.results,
+        )
 
 
 def say(text: str) -> None:
@@ -234,6 +259,13 @@ def machine() -> dict[str, str]:
     }
 
 
+def file_system_of(folder: Path) -> str:
+    """The type of the file system that a folder lies on."""
+    done = subprocess.run(["stat", "-f", "-c", "%T", str(folder)], capture_output=True, text=True, check=True)
+    # What stat calls ext2/ext3 has one magic number for all three.
+    return done.stdout.strip().replace("ext2/ext3", "ext4")
+
+
 def main(argv: Sequence[str]) -> int:
     """Prepare, measure, report."""
     options = arguments(argv)
@@ -242,9 +274,12 @@ def main(argv: Sequence[str]) -> int:
         return 1
     work = options.work_dir or Path(tempfile.mkdtemp(prefix="fusecache-bench-"))
     work.mkdir(parents=True, exist_ok=True)
+    if (kind := file_system_of(work)) not in DISKS:
+        print(f"bench: {work} lies on {kind}; --work-dir must be on one of {sorted(DISKS)}", file=sys.stderr)
+        return 1
     bench = Bench(options, work)
     shape = bench.shape()
-    total = shape.small_files * shape.small_file_bytes + shape.large_bytes
+    total = shape.small_files * shape.small_file_bytes + 2 * shape.large_bytes
     total += shape.epochs * shape.epoch_files * shape.small_file_bytes
     # Ended by a signal, it still has to unmount and to stop its servers.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
@@ -263,11 +298,10 @@ def main(argv: Sequence[str]) -> int:
             )
             dataset.make(cluster.ufs, shape, options.seed)
             bench.prepare(cluster, stack)
-            for row in ROWS:
-                if row.name in options.rows:
-                    bench.run(row)
-                    # After each row, so that a run that is ended early has shown something.
-                    text = report.write(bench.outcome(shape), options.output, options.name)
+            for workload in bench.workloads:
+                bench.run(workload)
+                # After each workload, so that a run that is ended early has shown something.
+                text = report.write(bench.outcome(shape), options.output, options.name)
     finally:
         if options.work_dir is None:
             shutil.rmtree(work, ignore_errors=True)

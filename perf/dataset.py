@@ -1,7 +1,9 @@
 """The data every system serves: made once in the UFS, loaded once into the local block worker.
 
     <ufs>/train/class_NNN/img_NNNNN.jpg   small files (110 KiB, as resized ImageNet photographs are)
-    <ufs>/large/large.bin                 one large file
+    <ufs>/large/blocks/large.bin          one large file, in blocks of the cluster's size
+    <ufs>/large/one-block/large.bin       another of that size, in a single block: written through Alluxio, because
+                                          what Alluxio finds in the UFS gets the cluster's block size
     <ufs>/epoch/NN/...                    folders of small files that are each read once, by one system
 
 `link_blocks` shows the block files of the block worker under the names of the data set, by hard links: the same
@@ -14,11 +16,16 @@ from __future__ import annotations
 import hashlib
 import os
 import random
+import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
+
+from tests.support.real_alluxio import RealAlluxio
 
 FILES_PER_FOLDER = 100
 COPY_BYTES = 8 << 20
+LARGE = "large.bin"
+COPY_LIMIT_S = 300
 
 
 class Shape(NamedTuple):
@@ -52,39 +59,67 @@ def make(ufs: Path, shape: Shape, seed: int) -> None:
     """Write the whole data set."""
     rng = random.Random(seed)
     small_files(ufs / "train", shape.small_files, shape.small_file_bytes, rng)
-    (ufs / "large").mkdir()
-    random_file(ufs / "large" / "large.bin", shape.large_bytes, rng)
+    for folder in ("blocks", "one-block"):
+        (ufs / "large" / folder).mkdir(parents=True)
+    random_file(ufs / "large" / "blocks" / LARGE, shape.large_bytes, rng)
     for epoch in range(shape.epochs):
         small_files(ufs / "epoch" / f"{epoch:02d}", shape.epoch_files, shape.small_file_bytes, rng)
 
 
-def digest(data: bytes) -> bytes:
-    """What a block is recognised by."""
-    return hashlib.blake2b(data, digest_size=16).digest()
+def write_one_block(cluster: RealAlluxio, size_bytes: int, scratch: Path, seed: int) -> None:
+    """The large file of a single block: into the local block worker and the UFS at once. Alluxio must have seen the
+    folder, by a listing."""
+    random_file(scratch, size_bytes, random.Random(seed + 1))
+    properties = {
+        "alluxio.user.block.size.bytes.default": str(size_bytes),
+        "alluxio.user.file.writetype.default": "CACHE_THROUGH",
+    }
+    cluster.run(
+        *("alluxio.cli.fs.FileSystemShell", "copyFromLocal", str(scratch), f"/large/one-block/{LARGE}"),
+        properties=cluster.properties() | properties,
+        timeout_s=COPY_LIMIT_S,
+    )
+    scratch.unlink()
 
 
-def link_blocks(ufs: Path, tier: Path, target: Path, block_bytes: int) -> list[Path]:
-    """Mirror train/ and large/ below `target` as hard links to block files; returns the large file's blocks."""
-    by_content: dict[bytes, Path] = {}
+def link_blocks(ufs: Path, tier: Path, target: Path, block_bytes: int) -> None:
+    """Mirror train/ and large/ below `target` as hard links to block files; a large file as a folder of its blocks.
+
+    RuntimeError when the block worker does not hold some bytes of the UFS."""
+    by_content: dict[tuple[int, bytes], str] = {}
     for entry in os.scandir(tier / "alluxioworker"):
         if entry.name.isdigit():
-            by_content[digest(Path(entry.path).read_bytes())] = Path(entry.path)
+            with open(entry.path, "rb") as file:
+                by_content[digest(file, sys.maxsize)] = entry.path
 
-    def link(piece: bytes, place: Path) -> Path:
-        block = by_content.get(digest(piece))
-        if block is None:
+    def link(source: BinaryIO, most_bytes: int, place: Path) -> int:
+        content = digest(source, most_bytes)
+        if content not in by_content:
             raise RuntimeError(f"the local block worker does not hold the bytes of {place.relative_to(target)}")
         place.parent.mkdir(parents=True, exist_ok=True)
-        os.link(block, place)
-        return place
+        os.link(by_content[content], place)
+        return content[0]
 
     for path in sorted((ufs / "train").rglob("*.jpg")):
-        link(path.read_bytes(), target / path.relative_to(ufs))
-    pieces = []
-    with (ufs / "large" / "large.bin").open("rb") as file:
-        while piece := file.read(block_bytes):
-            pieces.append(link(piece, target / "large" / f"block_{len(pieces):03d}"))
-    return pieces
+        with path.open("rb") as file:
+            link(file, sys.maxsize, target / path.relative_to(ufs))
+    for path in sorted((ufs / "large").rglob(LARGE)):
+        most_bytes = sys.maxsize if path.parent.name == "one-block" else block_bytes
+        done = 0
+        with path.open("rb") as file:
+            while done < path.stat().st_size:
+                name = f"block_{done // most_bytes:03d}"
+                done += link(file, most_bytes, target / path.parent.relative_to(ufs) / name)
+
+
+def digest(file: BinaryIO, most_bytes: int) -> tuple[int, bytes]:
+    """What a block is recognised by: the length and a hash of the next bytes of a file."""
+    hashed = hashlib.blake2b(digest_size=16)
+    done = 0
+    while done < most_bytes and (piece := file.read(min(COPY_BYTES, most_bytes - done))):
+        hashed.update(piece)
+        done += len(piece)
+    return done, hashed.digest()
 
 
 def warm(links: Path, folder: str) -> None:

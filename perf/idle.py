@@ -16,31 +16,10 @@ import tempfile
 import time
 from pathlib import Path
 
+from perf.processes import cpu_s, memory, tree
+
 SETTLE_S = 3.0
 """After the first reads: time for what they started in the background."""
-
-
-def processes(pid: int) -> list[int]:
-    """The process and everything below it."""
-    found = [pid]
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in task.read_text().split():
-            found += processes(int(child))
-    return found
-
-
-def cpu_s(pid: int) -> float:
-    """User and system time so far, in seconds."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def resident_bytes(pid: int) -> int:
-    """VmRSS."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) << 10
-    return 0
 
 
 def measure(folder: Path, seconds: float) -> dict[str, float]:
@@ -59,7 +38,7 @@ def measure(folder: Path, seconds: float) -> dict[str, float]:
         daemon.stdout.readline()
         assert (mountpoint / "file").read_bytes() == (source / "file").read_bytes()
         time.sleep(SETTLE_S)
-        pids = processes(daemon.pid)
+        pids = tree(daemon.pid)
         before = sum(map(cpu_s, pids))
         began = time.monotonic()
         time.sleep(seconds)
@@ -68,7 +47,8 @@ def measure(folder: Path, seconds: float) -> dict[str, float]:
             "processes": len(pids),
             "seconds": round(time.monotonic() - began, 1),
             "cpu_percent": round(100 * used / (time.monotonic() - began), 2),
-            "resident_mib": round(sum(map(resident_bytes, pids)) / (1 << 20), 1),
+            "resident_mib": round(memory(pids).resident_bytes / (1 << 20), 1),
+            "proportional_mib": round(memory(pids).proportional_bytes / (1 << 20), 1),
         }
     finally:
         daemon.terminate()

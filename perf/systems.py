@@ -1,6 +1,7 @@
 """The systems under test: how each is started over the same data, and how it proves where its bytes came from.
 
-All of them stay mounted for the whole run; one at a time is measured. What the rows do is in workloads.py.
+All of them stay mounted for the whole run, side by side, each on mount points of its own; one at a time is measured.
+What the rows do is in workloads.py.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import re
 import subprocess
 import time
 import urllib.request
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -27,22 +29,37 @@ class Bytes(NamedTuple):
     elsewhere: float
 
 
+class Ground(NamedTuple):
+    """What a system is started on."""
+
+    cluster: RealAlluxio
+    links: Path
+    """Block files under the names of the data set (dataset.link_blocks)."""
+    work: Path
+    """Where its mount points and state folders go."""
+    mount_flags: list[str]
+    """Extra flags of every fusecache mount."""
+
+
 class System(Protocol):
     """One column of the table."""
 
     name: str
     setup: str
     """Versions and options, for the report."""
-    root: Path
-    """Where it shows train/."""
-    large: list[Path]
     reads_ufs: bool
     """Whether it can fetch what no block worker holds."""
     warm_up_runs: int
-    """At most so many before a row is measured; fewer when two agree within 10 %."""
+    """At most so many before a workload is measured; fewer when two agree within 10 %."""
 
     def start(self, stack: ExitStack) -> None:
         """Mount; what must be undone goes on the stack."""
+
+    def place(self, folder: str) -> Path:
+        """Where it shows this part of the data."""
+
+    def pids(self, folder: str) -> list[int]:
+        """The roots of the process trees that serve this part of the data."""
 
     def served(self) -> Bytes | None:
         """Its own counters; None when it has none."""
@@ -51,17 +68,24 @@ class System(Protocol):
 class Native:
     """The block files themselves, under the names of the data set."""
 
-    name = "native"
     setup = "the block worker's block files on the local file system, no FUSE"
     reads_ufs = False
-    warm_up_runs = 2
+    warm_up_runs = 1
 
-    def __init__(self, links: Path, large: list[Path]) -> None:
-        self.root = links
-        self.large = large
+    def __init__(self, name: str, ground: Ground) -> None:
+        self.name = name
+        self._links = ground.links
 
     def start(self, stack: ExitStack) -> None:
         """Nothing to start."""
+
+    def place(self, folder: str) -> Path:
+        """The links."""
+        return self._links / folder
+
+    def pids(self, folder: str) -> list[int]:
+        """The reader does everything."""
+        return []
 
     def served(self) -> Bytes | None:
         """Nothing counts."""
@@ -71,29 +95,39 @@ class Native:
 class Bindfs:
     """bindfs over the block files: what FUSE alone costs, in C."""
 
-    name = "bindfs"
     reads_ufs = False
-    warm_up_runs = 2
+    warm_up_runs = 1
     options = ("-r", "--multithreaded", "-o", "kernel_cache,attr_timeout=7200,entry_timeout=7200")
 
-    def __init__(self, links: Path, large: list[Path], mountpoint: Path) -> None:
-        self.root = mountpoint
-        self.large = [mountpoint / path.relative_to(links) for path in large]
+    def __init__(self, name: str, ground: Ground) -> None:
+        self.name = name
         version = subprocess.run(["bindfs", "--version"], capture_output=True, text=True, check=True).stdout.strip()
         self.setup = f"{version} {' '.join(self.options)} over the block files"
-        self._links = links
+        self._links = ground.links
+        self._mountpoint = ground.work / f"mnt-{name}"
+        self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, stack: ExitStack) -> None:
         """Mount in the foreground."""
-        self.root.mkdir()
-        process = subprocess.Popen(["bindfs", "-f", *self.options, str(self._links), str(self.root)])
+        self._mountpoint.mkdir()
+        process = subprocess.Popen(["bindfs", "-f", *self.options, str(self._links), str(self._mountpoint)])
+        self._process = process
         stack.callback(process.wait)
-        stack.callback(subprocess.run, ["umount", str(self.root)], check=True)
+        stack.callback(subprocess.run, ["umount", str(self._mountpoint)], check=True)
         deadline = time.monotonic() + MOUNT_S
-        while not is_mounted(self.root):
+        while not is_mounted(self._mountpoint):
             if process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"bindfs is not mounted, exit code {process.returncode}")
             time.sleep(POLL_S)
+
+    def place(self, folder: str) -> Path:
+        """One mount for everything."""
+        return self._mountpoint / folder
+
+    def pids(self, folder: str) -> list[int]:
+        """Its only process."""
+        assert self._process is not None
+        return [self._process.pid]
 
     def served(self) -> Bytes | None:
         """bindfs counts nothing."""
@@ -101,34 +135,38 @@ class Bindfs:
 
 
 class AlluxioFuse:
-    """alluxio-fuse 2.9.3 with its documented tuning for training."""
+    """alluxio-fuse 2.9.3 with its documented tuning for training; `extra` are more mount options."""
 
-    name = "alluxio-fuse"
     reads_ufs = True
     warm_up_runs = 8
 
-    def __init__(self, cluster: RealAlluxio, mountpoint: Path) -> None:
-        self.root = mountpoint
-        self.large = [mountpoint / "large" / "large.bin"]
+    def __init__(self, name: str, ground: Ground, *extra: str) -> None:
+        self.name = name
+        self._options = ",".join([FUSE_KERNEL_OPTIONS, *extra])
         properties = " ".join(f"{key}={value}" for key, value in FUSE_PROPERTIES.items())
-        self.setup = f"2.9.3, -Xmx1g, -o {FUSE_KERNEL_OPTIONS}, {properties}"
-        self._cluster = cluster
-        self.server: Server | None = None
+        self.setup = f"2.9.3, -Xmx1g, -o {self._options}, {properties}"
+        self._cluster = ground.cluster
+        self._mountpoint = ground.work / f"mnt-{name}"
+        self._server: Server | None = None
 
     def start(self, stack: ExitStack) -> None:
         """Mounted after the data was loaded: statuses it cached before would hide the block locations, and with
         them its short circuit, for as long as its metadata cache lives."""
-        self.server = self._cluster.start_fuse(self.root)
-        stack.callback(self.stop)
+        self._server = self._cluster.start_fuse(self._mountpoint, kernel_options=self._options)
+        stack.callback(self._cluster.stop_fuse, self._server, self._mountpoint)
 
-    def stop(self) -> None:
-        """End the JVM."""
-        assert self.server is not None
-        self._cluster.stop_fuse(self.server, self.root)
+    def place(self, folder: str) -> Path:
+        """One mount for everything."""
+        return self._mountpoint / folder
+
+    def pids(self, folder: str) -> list[int]:
+        """The JVM."""
+        assert self._server is not None
+        return [self._server.process.pid]
 
     def served(self) -> Bytes:
         """Client.BytesReadLocal counts short-circuit bytes, the block worker's counters all others."""
-        client = self._cluster.fuse_metrics(self.root)
+        client = self._cluster.fuse_metrics(self._mountpoint)
         local = sum(value for name, value in client.items() if name.startswith("Client.BytesReadLocal."))
         return Bytes(local, self._cluster.bytes_read_remotely())
 
@@ -136,25 +174,36 @@ class AlluxioFuse:
 class Fusecache:
     """This project: `fusecache mount`, as a user starts it."""
 
-    name = "fusecache"
     reads_ufs = True
-    warm_up_runs = 4
+    warm_up_runs = 2
 
-    def __init__(self, cluster: RealAlluxio, mountpoint: Path, state: Path, flags: list[str]) -> None:
-        self.root = mountpoint
-        self.large = [mountpoint / "large" / "large.bin"]
-        self.setup = " ".join(["fusecache mount", "alluxio://MASTER/ MOUNTPOINT", *flags])
+    def __init__(self, name: str, ground: Ground, *flags: str, path: str = "") -> None:
+        self.name = name
+        # Names shown as alluxio-fuse shows them, so that no system has less to look up than another.
+        self._flags = ["--map-names", *flags, *ground.mount_flags]
+        self._path = path
+        self.setup = " ".join(["fusecache mount", f"alluxio://MASTER/{path} MOUNTPOINT", *self._flags])
         self._metrics_address = f"127.0.0.1:{free_port('127.0.0.1')}"
+        state = ground.work / f"state-{name}"
         service = ["--state-dir", str(state), "--runtime-dir", str(state / "run")]
         service += ["--metrics-address", self._metrics_address]
-        self.mount = Mount(f"alluxio://{cluster.master}/", mountpoint, *flags, *service)
+        source = f"alluxio://{ground.cluster.master}/{path}"
+        self._mount = Mount(source, ground.work / f"mnt-{name}", *self._flags, *service)
 
     def start(self, stack: ExitStack) -> None:
         """Mount; taken down strictly at the end."""
-        stack.enter_context(self.mount)
+        stack.enter_context(self._mount)
+
+    def place(self, folder: str) -> Path:
+        """Below the path that is mounted."""
+        return self._mount.mountpoint / Path(folder).relative_to(self._path or ".")
+
+    def pids(self, folder: str) -> list[int]:
+        """The process that was started; what serves may be below it."""
+        return [self._mount.pid]
 
     def served(self) -> Bytes:
-        """fusecache_read_bytes_total by source."""
+        """fusecache_read_bytes_total by source. Bytes that the kernel read by itself (passthrough) are not in it."""
         with urllib.request.urlopen(f"http://{self._metrics_address}/metrics", timeout=10) as answer:
             text = answer.read().decode()
         found = {
@@ -162,3 +211,59 @@ class Fusecache:
             for source, value in re.findall(r'^fusecache_read_bytes_total\{source="(\w+)"\} (\S+)$', text, re.MULTILINE)
         }
         return Bytes(found.get("local_block", 0.0), found.get("block_worker", 0.0) + found.get("ufs", 0.0))
+
+
+class Auto:
+    """`--open-mode auto` chooses for a whole mount by what lies in it: one mount of the small files, one of the large
+    ones. What a row's processor time and memory are is the mount's that serves its folder."""
+
+    reads_ufs = True
+    warm_up_runs = 2
+
+    def __init__(self, name: str, ground: Ground) -> None:
+        self.name = name
+        self._parts = {
+            path: Fusecache(f"{name}-{path}", ground, "--open-mode", "auto", path=path) for path in ("train", "large")
+        }
+        self.setup = "two mounts: " + "; ".join(part.setup for part in self._parts.values())
+
+    def start(self, stack: ExitStack) -> None:
+        """Both."""
+        for part in self._parts.values():
+            part.start(stack)
+
+    def place(self, folder: str) -> Path:
+        """In the mount of its kind."""
+        return self._part(folder).place(folder)
+
+    def pids(self, folder: str) -> list[int]:
+        """Of the mount of its kind."""
+        return self._part(folder).pids(folder)
+
+    def served(self) -> Bytes:
+        """Both."""
+        found = [part.served() for part in self._parts.values()]
+        return Bytes(sum(each.local_block for each in found), sum(each.elsewhere for each in found))
+
+    def _part(self, folder: str) -> Fusecache:
+        return self._parts[Path(folder).parts[0]]
+
+
+def _in_mode(*flags: str) -> Callable[[str, Ground], System]:
+    return lambda name, ground: Fusecache(name, ground, *flags)
+
+
+SYSTEMS: dict[str, Callable[[str, Ground], System]] = {
+    "fusecache": _in_mode(),
+    "no-open": _in_mode("--open-mode", "no-open"),
+    "passthrough": _in_mode("--open-mode", "passthrough"),
+    "auto": Auto,
+    "classic": _in_mode("--open-mode", "classic"),
+    "no-open-1-worker": _in_mode("--open-mode", "no-open", "--workers", "1"),
+    "passthrough-1-worker": _in_mode("--open-mode", "passthrough", "--workers", "1"),
+    "alluxio-fuse": AlluxioFuse,
+    "alluxio-fuse-permissions": lambda name, ground: AlluxioFuse(name, ground, "default_permissions"),
+    "bindfs": Bindfs,
+    "native": Native,
+}
+"""Every column there is, by name; a table chooses (tables.py)."""

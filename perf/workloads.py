@@ -1,9 +1,11 @@
-"""What is measured: one row each, run as `python -m perf.workloads` in a process of its own.
+"""What a reader does: one workload each, run as `python -m perf.workloads` in a process of its own.
 
-The process reads one JSON object on standard input (`Job`), does the untimed part first (listing, first pass),
-times the row, and prints one JSON object: the amount of work and the seconds it took. It knows paths, not
-systems. Every row checks that it got every byte it asked for; whole-tree digests are compared once per system
-before anything is timed.
+The process reads one JSON object on standard input (`Job`), does the untimed part first (listing), times one or more
+stretches, each of them a row of a table, and prints one JSON object: row -> what was measured. It knows paths, not
+systems. Every row checks that it got every byte it asked for; whole-tree digests are compared once per system before
+anything is timed.
+
+Which rows a table has, under which titles, is in tables.py.
 """
 
 from __future__ import annotations
@@ -13,42 +15,38 @@ import os
 import random
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypedDict
+from functools import partial
+from typing import TypedDict
+
+from perf.meter import Measured, Meter
 
 READ_SIZE_BYTES = 1 << 20
 """What one read(2) of the whole-file rows asks for."""
 
 STAT_PASSES = 40
+"""One pass takes ten milliseconds, and with twenty of them the rates of rounds still scattered by a third."""
+
+RANDOM_KINDS = [(4 << 10, 1), (4 << 10, 4), (128 << 10, 1), (128 << 10, 4)]
+"""(bytes of one read, threads) of the random rows that share one process; each has its own part of the file."""
 
 
 class Job(TypedDict):
     """What a workload process is told."""
 
-    row: str
+    workload: str
     tree: str
     """Folder of small files."""
     large: list[str]
     """The large file: one path, or its blocks in order."""
     seed: int
     random_reads: int
+    groups: dict[str, list[int]]
+    """Roots of the process trees whose processor time counts (meter.py)."""
 
 
-class Row(NamedTuple):
-    """One line of the table."""
-
-    name: str
-    title: str
-    unit: str
-    scale: float
-    """Amount of work that counts as one unit."""
-    run: Callable[[Job], tuple[float, float]]
-    """Returns (work, seconds)."""
-    warm: str
-    """The folder whose block files are read natively before: "train", "large", or "" for names and attributes only."""
-    rounds: int = 1
-    """Rounds of this row for each that was asked for: rows that take milliseconds scatter more and cost little."""
+Rows = dict[str, Measured]
+"""Row -> what was measured."""
 
 
 def list_tree(folder: str) -> list[str]:
@@ -77,74 +75,102 @@ def read_whole(path: str) -> int:
         os.close(descriptor)
 
 
-def read_all(paths: Sequence[str], threads: int) -> float:
-    """Seconds to read every file with so many threads, each with its share; every byte must come."""
-    totals = [0] * threads
-    failures: list[BaseException] = []
+def in_threads(meter: Meter, shares: Sequence[Callable[[], int]], work: int) -> Measured:
+    """Run each share in a thread of its own; a share returns the bytes it read, `work` is what all of them do."""
+    totals = [0] * len(shares)
+    failures: list[OSError | RuntimeError] = []
 
-    def share(index: int) -> None:
+    def run(index: int) -> None:
         try:
-            totals[index] = sum(read_whole(path) for path in paths[index::threads])
-        except OSError as error:
+            totals[index] = shares[index]()
+        except (OSError, RuntimeError) as error:
             failures.append(error)
 
-    workers = [threading.Thread(target=share, args=(index,)) for index in range(threads)]
-    begin = time.perf_counter()
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    seconds = time.perf_counter() - begin
+    threads = [threading.Thread(target=run, args=(index,)) for index in range(len(shares))]
+    with meter.stretch() as stretch:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
     if failures:
         raise failures[0]
+    return stretch.measured(work=work, size_bytes=sum(totals))
+
+
+def read_all(paths: Sequence[str], threads: int, meter: Meter) -> Measured:
+    """Read every file with so many threads, each with its share; every byte must come."""
+    shares = [partial(read_files, paths[index::threads]) for index in range(threads)]
+    measured = in_threads(meter, shares, len(paths))
+    check(measured["size_bytes"], paths)
+    return measured
+
+
+def read_files(paths: Sequence[str]) -> int:
+    """Each to its end; bytes read."""
+    return sum(map(read_whole, paths))
+
+
+def check(total_bytes: int, paths: Sequence[str]) -> None:
+    """Raise when less or more was read than the files hold."""
     expected = sum(os.stat(path).st_size for path in paths)
-    if sum(totals) != expected:
-        raise RuntimeError(f"read {sum(totals)} bytes of {expected}")
-    return seconds
+    if total_bytes != expected:
+        raise RuntimeError(f"read {total_bytes} bytes of {expected}")
 
 
-def walk(job: Job) -> tuple[float, float]:
+def stat_all(paths: Sequence[str], meter: Meter) -> Measured:
+    """os.stat of every file, in many passes."""
+    with meter.stretch() as stretch:
+        for _ in range(STAT_PASSES):
+            for path in paths:
+                os.stat(path)
+    return stretch.measured(work=STAT_PASSES * len(paths), size_bytes=0)
+
+
+def walk(job: Job, meter: Meter) -> Rows:
     """os.walk over a tree of which the kernel remembers nothing."""
-    begin = time.perf_counter()
-    count = len(list_tree(job["tree"]))
-    return count, time.perf_counter() - begin
+    with meter.stretch() as stretch:
+        count = len(list_tree(job["tree"]))
+    return {"walk": stretch.measured(work=count, size_bytes=0)}
 
 
-def stat(job: Job) -> tuple[float, float]:
-    """os.stat of every file after a walk, in many passes: one takes ten milliseconds, and with twenty of them the
-    rates of rounds still scattered by a third."""
+def stat(job: Job, meter: Meter) -> Rows:
+    """os.stat of every file after a walk."""
     paths = list_tree(job["tree"])
     random.Random(job["seed"]).shuffle(paths)
-    begin = time.perf_counter()
-    for _ in range(STAT_PASSES):
-        for path in paths:
-            os.stat(path)
-    return STAT_PASSES * len(paths), time.perf_counter() - begin
+    return {"stat": stat_all(paths, meter)}
 
 
-def small_cold(job: Job, threads: int) -> tuple[float, float]:
-    """Every small file once; names and sizes known to the kernel, bytes not."""
+def small(job: Job, meter: Meter, threads: int) -> Rows:
+    """Every small file once, names and sizes known to the kernel, bytes not; then once more in another order; then
+    with one thread stat of every file, whose atime the reads would have made stale."""
     paths = listed_and_shuffled(job)
-    return len(paths), read_all(paths, threads)
-
-
-def small_warm(job: Job, threads: int) -> tuple[float, float]:
-    """Every small file once more, in another order, right after a first pass."""
-    paths = listed_and_shuffled(job)
-    read_all(paths, threads)
+    rows = {f"small-cold-{threads}": read_all(paths, threads, meter)}
     random.Random(job["seed"] + 1).shuffle(paths)
-    return len(paths), read_all(paths, threads)
+    rows[f"small-warm-{threads}"] = read_all(paths, threads, meter)
+    if threads == 1:
+        random.Random(job["seed"] + 2).shuffle(paths)
+        rows["stat-after-read"] = stat_all(paths, meter)
+    return rows
 
 
-def sequential(job: Job) -> tuple[float, float]:
+def sequential(job: Job, meter: Meter, row: str) -> Rows:
     """The large file from its first byte to its last."""
-    begin = time.perf_counter()
-    total = sum(read_whole(path) for path in job["large"])
-    return total, time.perf_counter() - begin
+    with meter.stretch() as stretch:
+        total = read_files(job["large"])
+    check(total, job["large"])
+    return {row: stretch.measured(work=total, size_bytes=total)}
 
 
-def random_reads(job: Job, size_bytes: int) -> tuple[float, float]:
-    """pread at random aligned places of the large file, no place twice, without advice to the kernel."""
+def read_places(places: Sequence[tuple[int, int]], size_bytes: int) -> int:
+    """pread at each (descriptor, offset), without advice to the kernel; bytes read."""
+    for descriptor, offset in places:
+        if len(os.pread(descriptor, size_bytes, offset)) != size_bytes:
+            raise RuntimeError(f"short read at {offset}")
+    return len(places) * size_bytes
+
+
+def random_reads(job: Job, meter: Meter, size_bytes: int) -> Rows:
+    """pread at random aligned places of the large file, no place twice."""
     descriptors = [os.open(path, os.O_RDONLY) for path in job["large"]]
     try:
         places = [
@@ -153,68 +179,67 @@ def random_reads(job: Job, size_bytes: int) -> tuple[float, float]:
             for offset in range(0, os.fstat(descriptor).st_size - size_bytes + 1, size_bytes)
         ]
         chosen = random.Random(job["seed"]).sample(places, min(job["random_reads"], len(places)))
-        begin = time.perf_counter()
-        for descriptor, offset in chosen:
-            if len(os.pread(descriptor, size_bytes, offset)) != size_bytes:
-                raise RuntimeError(f"short read at {offset}")
-        return len(chosen), time.perf_counter() - begin
+        with meter.stretch() as stretch:
+            total = read_places(chosen, size_bytes)
+        return {f"random-{size_bytes >> 10}k": stretch.measured(work=len(chosen), size_bytes=total)}
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
 
 
-def first_epoch(job: Job) -> tuple[float, float]:
+def random_kinds(job: Job, meter: Meter) -> Rows:
+    """Random reads of one file, both sizes with one and with four threads, a descriptor for each thread; each kind in
+    a quarter of the file that no other kind has touched, so that all of them are kernel-cold."""
+    (path,) = job["large"]
+    rng = random.Random(job["seed"])
+    rows: Rows = {}
+    descriptors = [os.open(path, os.O_RDONLY) for _ in range(max(threads for _, threads in RANDOM_KINDS))]
+    try:
+        part = os.fstat(descriptors[0]).st_size // len(RANDOM_KINDS)
+        # Shuffled parts: that one comes first or last in the file must not always be the same kind's luck.
+        starts = rng.sample(range(0, part * len(RANDOM_KINDS), part), len(RANDOM_KINDS))
+        for (size_bytes, threads), start in zip(RANDOM_KINDS, starts, strict=True):
+            places = range(-(-start // size_bytes) * size_bytes, start + part - size_bytes + 1, size_bytes)
+            chosen = rng.sample(places, min(job["random_reads"], len(places) // 2))
+            shares = [
+                partial(read_places, [(descriptors[index], offset) for offset in chosen[index::threads]], size_bytes)
+                for index in range(threads)
+            ]
+            rows[f"random-{size_bytes >> 10}k-{threads}"] = in_threads(meter, shares, len(chosen))
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+    return rows
+
+
+def first_epoch(job: Job, meter: Meter) -> Rows:
     """List a folder that nobody has asked for and read it in random order: the bytes come from the UFS."""
-    begin = time.perf_counter()
-    paths = listed_and_shuffled(job)
-    read_all(paths, 1)
-    return len(paths), time.perf_counter() - begin
+    with meter.stretch() as stretch:
+        paths = listed_and_shuffled(job)
+        total = read_files(paths)
+    check(total, paths)
+    return {"first-epoch": stretch.measured(work=len(paths), size_bytes=total)}
 
 
-ROWS = [
-    Row("walk", "walk, kernel-cold", "files/s", 1, walk, "", rounds=3),
-    Row("stat", f"stat, {STAT_PASSES} passes after the walk", "calls/s", 1, stat, "", rounds=5),
-    Row("small-cold-1", "small files, kernel-cold, 1 thread", "files/s", 1, lambda job: small_cold(job, 1), "train"),
-    Row(
-        "small-warm-1",
-        "small files, kernel-warm, 1 thread",
-        "files/s",
-        1,
-        lambda job: small_warm(job, 1),
-        "train",
-        rounds=2,
-    ),
-    Row("small-cold-4", "small files, kernel-cold, 4 threads", "files/s", 1, lambda job: small_cold(job, 4), "train"),
-    Row("small-warm-4", "small files, kernel-warm, 4 threads", "files/s", 1, lambda job: small_warm(job, 4), "train"),
-    Row("sequential", "large file, sequential, kernel-cold", "MB/s", 1e6, sequential, "large", rounds=3),
-    Row(
-        "random-4k",
-        "large file, random 4 KiB, kernel-cold",
-        "reads/s",
-        1,
-        lambda job: random_reads(job, 4 << 10),
-        "large",
-        rounds=3,
-    ),
-    Row(
-        "random-128k",
-        "large file, random 128 KiB, kernel-cold",
-        "reads/s",
-        1,
-        lambda job: random_reads(job, 128 << 10),
-        "large",
-        rounds=3,
-    ),
-    Row("first-epoch", "first epoch from the UFS, list and read", "files/s", 1, first_epoch, "", rounds=3),
-]
-ROW_BY_NAME = {row.name: row for row in ROWS}
+RUN: dict[str, Callable[[Job, Meter], Rows]] = {
+    "walk": walk,
+    "stat": stat,
+    "small-1": lambda job, meter: small(job, meter, 1),
+    "small-4": lambda job, meter: small(job, meter, 4),
+    "sequential": lambda job, meter: sequential(job, meter, "sequential"),
+    "sequential-one-block": lambda job, meter: sequential(job, meter, "sequential-one-block"),
+    "random-4k": lambda job, meter: random_reads(job, meter, 4 << 10),
+    "random-128k": lambda job, meter: random_reads(job, meter, 128 << 10),
+    "random": random_kinds,
+    "first-epoch": first_epoch,
+}
+"""Workload -> what it does."""
 
 
 def main() -> int:
     """Run one job from standard input."""
     job: Job = json.load(sys.stdin)
-    work, seconds = ROW_BY_NAME[job["row"]].run(job)
-    json.dump({"work": work, "seconds": seconds}, sys.stdout)
+    json.dump(RUN[job["workload"]](job, Meter(job["groups"])), sys.stdout)
     return 0
 
 

@@ -222,7 +222,18 @@ class RealAlluxio:
         self._stack.callback(server.stop)
         return server
 
-    def start_fuse(self, mountpoint: Path, path: str = "/", *, properties: Mapping[str, str] | None = None) -> Server:
+    def server_pids(self) -> list[int]:
+        """The master and the block workers, without what mounts."""
+        return [server.process.pid for server in self._servers if not server.name.startswith("alluxio-fuse")]
+
+    def start_fuse(
+        self,
+        mountpoint: Path,
+        path: str = "/",
+        *,
+        properties: Mapping[str, str] | None = None,
+        kernel_options: str = FUSE_KERNEL_OPTIONS,
+    ) -> Server:
         """alluxio-fuse over `path` with its documented tuning; returns when it is mounted."""
         mountpoint.mkdir(parents=True, exist_ok=True)
         web = {"alluxio.fuse.web.enabled": "true", "alluxio.fuse.web.port": str(free_port("127.0.0.1"))}
@@ -231,7 +242,7 @@ class RealAlluxio:
             f"alluxio-fuse-{mountpoint.name}",
             "alluxio.fuse.AlluxioFuse",
             self.properties() | FUSE_PROPERTIES | web | dict(properties or {}),
-            *("-m", str(mountpoint), "-a", path, "-o", FUSE_KERNEL_OPTIONS),
+            *("-m", str(mountpoint), "-a", path, "-o", kernel_options),
             heap="1g",
         )
         self._stack.callback(_detach, mountpoint)

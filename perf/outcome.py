@@ -1,0 +1,89 @@
+"""What a run of the benchmark found: the raw measurements, as they are kept in results/NAME.json.
+
+bench.py fills it in, report.py and bars.py read it; `from_json` makes a report of an earlier run again.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from perf.meter import Measured
+from perf.processes import Memory
+from perf.tables import TABLES, Row, Table
+
+
+@dataclass
+class MeasuredWorkload:
+    """Everything about one workload."""
+
+    name: str
+    rows: dict[str, dict[str, list[Measured]]]
+    """Row -> system -> one measurement for each round."""
+    warm_up_s: dict[str, list[float]] = field(default_factory=dict)
+    """System -> timed seconds of each warm-up run."""
+    memory: dict[str, list[Memory]] = field(default_factory=dict)
+    """System -> what its processes occupied after each measurement."""
+    served_bytes: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """System -> bytes over all rounds, from local block files and from elsewhere, by its own counters."""
+
+    def rates(self, row: Row, system: str) -> list[float]:
+        """In the row's unit per second, by round; nothing where a system was not measured."""
+        return [each["work"] / each["seconds"] / row.scale for each in self.rows[row.name].get(system, [])]
+
+
+@dataclass
+class Outcome:
+    """One run."""
+
+    table: str
+    machine: dict[str, str]
+    shape: dict[str, int]
+    systems: dict[str, str]
+    """Name -> how it was set up."""
+    workloads: list[MeasuredWorkload]
+
+    @property
+    def about(self) -> Table:
+        """Titles and roles."""
+        return TABLES[self.table]
+
+    def rows(self) -> list[tuple[Row, MeasuredWorkload]]:
+        """The rows that were measured, in the table's order."""
+        found = {workload.name: workload for workload in self.workloads}
+        return [
+            (row, found[workload.name])
+            for workload in self.about.workloads
+            if workload.name in found
+            for row in workload.rows
+        ]
+
+    def rates(self, row_name: str, system: str) -> list[float]:
+        """By round; nothing when row or system was not measured."""
+        for row, workload in self.rows():
+            if row.name == row_name:
+                return workload.rates(row, system)
+        return []
+
+    def to_json(self) -> str:
+        """Indented, with lists of numbers on one line each."""
+        text = json.dumps(asdict(self), indent=1, default=list)
+        return re.sub(r"[\[{][^\[\]{}]*[\]}]", lambda found: re.sub(r"\s+", " ", found[0]), text) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Outcome:
+        """Of an earlier run."""
+        found: dict[str, Any] = json.loads(text)
+        workloads = [
+            MeasuredWorkload(
+                each["name"],
+                each["rows"],
+                each["warm_up_s"],
+                {name: [Memory(*pair) for pair in pairs] for name, pairs in each["memory"].items()},
+                {name: (local, elsewhere) for name, (local, elsewhere) in each["served_bytes"].items()},
+            )
+            for each in found.pop("workloads")
+        ]
+        return cls(**found, workloads=workloads)
