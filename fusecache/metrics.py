@@ -18,7 +18,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric as PrometheusMetric
@@ -172,6 +172,9 @@ BUCKETS_S: tuple[float, ...] = (
 CONTROLLER_ROWS = "fusecache_controller_"
 """Names of the controller's rows begin so; all others are of a node."""
 
+SUMMED_GAUGES = frozenset({"fusecache_requests_in_flight", "fusecache_open_files"})
+"""Gauges of which each process of a mount has its part; of the others all have the same, or one has it."""
+
 _SPECS: dict[str, MetricSpec] = {spec.name: spec for spec in METRICS}
 
 
@@ -280,6 +283,37 @@ class Metrics:
         ProcessCollector(registry=registry)
         return generate_latest(registry).decode()
 
+    def dump(self) -> list[list[Any]]:
+        """Every cell as JSON can carry it to another process, whose `add` takes it."""
+        rows: list[list[Any]] = []
+        with self._lock:
+            for name, counters in self._counters.items():
+                rows.extend([name, list(labels), counter.value] for labels, counter in counters.items())
+            for name, gauges in self._gauges.items():
+                rows.extend([name, list(labels), gauge.value] for labels, gauge in gauges.items())
+            for name, histograms in self._histograms.items():
+                rows.extend([name, list(labels), [*cell.counts, cell.sum_s]] for labels, cell in histograms.items())
+        return rows
+
+    def add(self, dump: object, *, gauges: bool = True) -> None:
+        """Add what another process counted. Of a gauge that says how many there are now the sum counts, of others the
+        larger value; without `gauges` (the process is gone) none. ValueError when it is no dump; part of it may be in
+        by then."""
+        if not isinstance(dump, list):
+            raise ValueError("a dump of metrics is a list")
+        for row in dump:
+            name, labels, value = _checked_row(row)
+            kind = _SPECS[name].kind
+            if kind == "histogram":
+                histogram = self.histogram(name, **labels)
+                histogram.counts = [mine + int(more) for mine, more in zip(histogram.counts, value[:-1], strict=True)]
+                histogram.sum_s += value[-1]
+            elif kind == "counter":
+                self.counter(name, **labels).value += value[0]
+            elif gauges:
+                gauge = self.gauge(name, **labels)
+                gauge.value = gauge.value + value[0] if name in SUMMED_GAUGES else max(gauge.value, value[0])
+
     def _numbers(self, spec: MetricSpec) -> list[tuple[Labels, float]]:
         """Counters and gauges of one row. Rows of the controller are never shown unused: only a controller has them."""
         with self._lock:
@@ -355,6 +389,26 @@ def merge(expositions: Mapping[str, str], label: str) -> str:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(Merged())
     return generate_latest(registry).decode()
+
+
+def _checked_row(row: object) -> tuple[str, dict[str, str], list[float]]:
+    """A row of a dump: name, labels, numbers (one, or a histogram's). ValueError."""
+    if not isinstance(row, list) or len(row) != 3 or not isinstance(row[0], str) or row[0] not in _SPECS:
+        raise ValueError(f"no row of metrics: {str(row)[:80]}")
+    name, values, numbers = row
+    spec = _SPECS[name]
+    if not isinstance(values, list) or len(values) != len(spec.labels) or not all(isinstance(v, str) for v in values):
+        raise ValueError(f"metric {name!r} has the labels {spec.labels}")
+    numbers = numbers if isinstance(numbers, list) else [numbers]
+    if len(numbers) != (len(BUCKETS_S) + 2 if spec.kind == "histogram" else 1):
+        raise ValueError(f"metric {name!r} with {len(numbers)} numbers")
+    if not all(type(number) in (int, float) and -LARGEST < number < LARGEST for number in numbers):
+        raise ValueError(f"metric {name!r} has a value that is no number")
+    return name, dict(zip(spec.labels, values, strict=True)), numbers
+
+
+LARGEST = 1e300
+"""Values of another process beyond this are refused."""
 
 
 def _checked(name: str, kind: Kind, labels: Mapping[str, str]) -> Labels:

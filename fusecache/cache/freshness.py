@@ -4,13 +4,15 @@ Folders are what ages. A folder is fresh for `refresh_s` from the moment its lis
 jitter (so that the folders of many nodes do not come due together); an `immutable` one is fresh for ever. When
 no master answers, what is no longer fresh may be served for `stale_if_error_s` more.
 
-Pure: callers pass ages and random numbers in. It decides nothing about single files: an incomplete file is
+Pure: callers pass ages in. It decides nothing about single files: an incomplete file is
 never fresh, which the tree sees to.
 """
 
 from __future__ import annotations
 
 import math
+import struct
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -40,6 +42,14 @@ GetStatus answers for the one name meanwhile."""
 
 INCOMPLETE_ASK_S: Final = 1.0
 """An incomplete file is asked for again at most this often."""
+
+
+_LISTING: Final = struct.Struct("<Qd")
+
+
+def jitter_of(folder: int, asked_at: float) -> float:
+    """The jitter in [0, 1) of a listing: the same in every process that knows it, another one on every node."""
+    return zlib.crc32(_LISTING.pack(folder, asked_at)) / 2**32
 
 
 class DatasetRule(NamedTuple):

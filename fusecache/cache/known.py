@@ -5,6 +5,9 @@ Kernel requests are answered from here, on the event loop, when the folder conce
 counts only while its folder is fresh and none of the folder's records changed since (`Folder.generation`), so
 nothing has to be hunted down and removed when a listing lands.
 
+A process that only reads the store (`cache.shared_known`) has the same rules: it looks at a folder again when the epoch
+moved since it looked last (`Folder.epoch`). Here the epoch stands still, because whoever writes also knows.
+
 It never waits and never talks to Alluxio: `cache.loader` does, and calls `landed`.
 """
 
@@ -12,21 +15,23 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from cachetools import TLRUCache
 
+from fusecache.cache.board import BoardWriter, StoreIdentity
 from fusecache.cache.freshness import (
     NEGATIVE_KERNEL_TIMEOUT_S,
     STALE_KERNEL_TIMEOUT_S,
     FolderRule,
     FreshnessPolicy,
+    jitter_of,
 )
 from fusecache.cache.overlay import Overlay
 from fusecache.cache.record import UNKNOWN_UFS_PATH, Entry, join_ufs_path
 from fusecache.cache.refresher import Agenda
-from fusecache.cache.store import FolderState, MetadataStore
+from fusecache.cache.tables import FolderState, TableReader
 from fusecache.cache.transaction import Transaction
 from fusecache.clock import Clock
 from fusecache.errors import StaleId
@@ -45,7 +50,7 @@ MAX_FOLDERS: Final = 50_000
 class Folder:
     """What is known about one folder's listing; mutable, so that hot entries see it age."""
 
-    __slots__ = ("dead", "fresh_until", "generation", "inode", "last_used", "rule", "state")
+    __slots__ = ("dead", "epoch", "fresh_until", "generation", "inode", "last_used", "rule", "state")
 
     def __init__(self, inode: int, rule: FolderRule) -> None:
         self.inode = inode
@@ -55,6 +60,8 @@ class Folder:
         self.fresh_until = -math.inf
         self.generation = 0
         """Moves when a record of the folder changes."""
+        self.epoch = 0
+        """When the state was last compared with the store's (`cache.board`)."""
         self.last_used = -math.inf
         self.dead = False
         """No longer the one in `Known`: a hint for tasks that hold it."""
@@ -124,7 +131,7 @@ class Known:
 
     def __init__(
         self,
-        store: MetadataStore,
+        store: TableReader,
         *,
         root_path: bytes,
         policy: FreshnessPolicy,
@@ -132,18 +139,23 @@ class Known:
         rng: random.Random,
         metrics: Metrics,
         hot_entries: int,
+        board: BoardWriter | None = None,
+        epoch: Sequence[int] = (0,),
     ) -> None:
+        """`board`: tells processes that read the store what changed. `epoch`: one element, moved by the writer."""
         self.store = store
         self.root_path: Final = b"/" + root_path.strip(b"/")
         self.policy = policy
         self.now = clock.now
         self.rng = rng
-        self.overlay = Overlay(self.now, policy.negative_s)
+        self.overlay = Overlay(self.now, policy.negative_s, board=board)
         self.agenda = Agenda()
         self.root: Entry | None = None
         self.root_asked_at = -math.inf
         self.outage = False
         """The last call failed because nobody answered, and none succeeded since."""
+        self._board = board
+        self._epoch = epoch
         self._folders: dict[int, Folder] = {}
         self._refused: TLRUCache[int, float] = TLRUCache(
             MAX_FOLDERS, ttu=lambda _inode, until, _now: until, timer=self.now
@@ -160,6 +172,8 @@ class Known:
         hot = self._hot.names.get((parent, name)) or self._hot.older_name((parent, name))
         if hot is not None:
             folder = hot.folder
+            if folder.epoch != self._epoch[0]:
+                self._compare(folder)
             if hot.generation == folder.generation and folder.fresh_until > now:
                 folder.last_used = now
                 self.hits.value += 1
@@ -172,6 +186,8 @@ class Known:
         hot = self._hot.inodes.get(inode) or self._hot.older_inode(inode)
         if hot is not None:
             folder = hot.folder
+            if folder.epoch != self._epoch[0]:
+                self._compare(folder)
             if hot.generation == folder.generation and folder.fresh_until > now:
                 folder.last_used = now
                 self.hits.value += 1
@@ -209,10 +225,10 @@ class Known:
         return self.policy.kernel_timeout_s(rule, fresh_until, now)
 
     def _load_child(self, parent: int, name: bytes, now: float) -> Entry | None:
-        folder = self._folders.get(parent) or self.load_folder(parent)
+        folder = self.current_folder(parent)
         if folder is None or folder.fresh_until <= now or folder.state is None:
             return None
-        if self.overlay.child(parent, name) is not None:
+        if self._better_known_name(parent, name):
             return None
         with self.store.read() as txn:
             entry = self.store.child(txn, parent, folder.state.shelf, name)
@@ -226,19 +242,27 @@ class Known:
         if inode == ROOT:
             rule = self.policy.rule_for(self.root_path)
             return self.root if now < self.policy.fresh_until(rule, self.root_asked_at, 0.0) else None
-        if self.overlay.get(inode) is not None:
+        if self._better_known(inode):
             return None
         with self.store.read() as txn:
             entry = self.store.entry(txn, inode)
         if entry is None:
             return None
-        folder = self._folders.get(entry.parent) or self.load_folder(entry.parent)
+        folder = self.current_folder(entry.parent)
         if folder is None or folder.fresh_until <= now:
             return None
         folder.last_used = now
         self.hits.value += 1
         self._hot.add(Hot(entry, folder, folder.generation))
         return entry
+
+    def _better_known(self, inode: int) -> bool:
+        """Whether the store's entry of an inode may be outdone by one in memory."""
+        return self.overlay.get(inode) is not None
+
+    def _better_known_name(self, parent: int, name: bytes) -> bool:
+        """Whether the store's entry of a name may be outdone by one in memory."""
+        return self.overlay.child(parent, name) is not None
 
     # ---- single entries, however old ----
 
@@ -307,6 +331,27 @@ class Known:
             found = join_ufs_path(found, name)
         return found
 
+    def lineage(self, entries: Sequence[Entry], *, whole: bool) -> list[tuple[Entry, float]]:
+        """Of entries of one folder, and of the folders above: what is in memory only, each with when it was asked for.
+
+        With `whole` all of them, up to the mounted folder; what is in the store then counts as asked for at 0. For a
+        process that reads the store.
+        """
+        line: list[tuple[Entry, float]] = []
+        with self.store.read() as txn:
+            above: Sequence[Entry] = entries
+            while above and len(line) < MAX_DEPTH + len(entries):
+                for entry in above:
+                    if entry.inode == ROOT:
+                        line.append((entry, self.root_asked_at))
+                        return line
+                    loose = self.overlay.get(entry.inode)
+                    if loose is not None or whole:
+                        line.append((entry, 0.0 if loose is None else loose.asked_at))
+                folder = self.root if above[0].parent == ROOT else self._find(txn, above[0].parent)
+                above = () if folder is None else (folder,)
+        return line
+
     def superseded(self, inode: int) -> bool:
         """Whether no listing has this inode (any more): its content must not be read from the UFS."""
         return inode != ROOT and self.find(inode) is None
@@ -319,10 +364,17 @@ class Known:
 
     def folder(self, inode: int) -> Folder:
         """State of a folder. Raises StaleId when it is none, or dead."""
-        folder = self._folders.get(inode) or self.load_folder(inode)
+        folder = self.current_folder(inode)
         if folder is None:
             raise StaleId(f"inode {inode} is not a folder that is known (any more)")
         return folder
+
+    def current_folder(self, inode: int) -> Folder | None:
+        """State of a folder, None when it is none, or dead."""
+        return self._folders.get(inode) or self.load_folder(inode)
+
+    def _compare(self, folder: Folder) -> None:
+        """The epoch moved since a folder was looked at; never here, where its writer is."""
 
     def load_folder(self, inode: int) -> Folder | None:
         """Read a folder's state from the store; None when it is dead or no folder."""
@@ -336,14 +388,18 @@ class Known:
         folder = Folder(inode, rule)
         with self.store.read() as txn:
             folder.state = state = self.store.folder_state(txn, inode)
-        # Incomplete files of the listing were in memory only: without them it is not the whole folder.
-        if state is not None and not state.incomplete and (rule.immutable or state.boot == self.store.boot):
-            folder.fresh_until = self.policy.fresh_until(rule, state.asked_at, self.rng.random())
+        if state is not None and self._loadable(state) and (rule.immutable or state.boot == self.store.boot):
+            folder.fresh_until = self.policy.fresh_until(rule, state.asked_at, jitter_of(inode, state.asked_at))
             self._plan(folder)
         if len(self._folders) >= MAX_FOLDERS:
             self._trim_folders()
         self._folders[inode] = folder
         return folder
+
+    def _loadable(self, state: FolderState) -> bool:
+        """Whether a listing found in the store can count as fresh: its incomplete files were in memory only, and
+        without them it is not the whole folder."""
+        return not state.incomplete
 
     def landed(self, folder: Folder, state: FolderState, *, touched: bool) -> None:
         """A new listing of `folder` is in the store; `touched` when any record differs."""
@@ -353,7 +409,9 @@ class Known:
             self.forget_folders([folder.inode])
         folder.state = state
         self._refused.pop(folder.inode, None)
-        folder.fresh_until = self.policy.fresh_until(folder.rule, state.asked_at, self.rng.random())
+        folder.fresh_until = self.policy.fresh_until(
+            folder.rule, state.asked_at, jitter_of(folder.inode, state.asked_at)
+        )
         if touched:
             folder.generation += 1
         if folder.dead:
@@ -361,6 +419,16 @@ class Known:
         else:
             self._plan(folder)
         self._entries.set(self.store.entry_count())
+
+    def announce(self) -> None:
+        """What processes that read the store may see has changed."""
+        if self._board is not None:
+            self._board.bump()
+
+    def announce_root(self, identity: Callable[[], StoreIdentity]) -> None:
+        """The mounted folder was asked for; `identity` says which store is in use."""
+        if self._board is not None:
+            self._board.publish(identity(), self.root, self.root_asked_at)
 
     def refuse(self, inode: int, until: float) -> None:
         """The folder's listing failed: none in the background before `until`.
@@ -418,6 +486,13 @@ class Known:
     def forget_everything(self) -> None:
         """The store was emptied."""
         self.forget_folders(list(self._folders))
+        self.announce()
+
+    def use(self, inode: int) -> None:
+        """Another process answered from a folder: it is in use."""
+        folder = self.current_folder(inode)
+        if folder is not None:
+            folder.last_used = self.now()
 
     def next_to_refresh(self, now: float) -> Folder | None:
         """A folder that is in use and about to be due; folders that nobody used since are let go."""

@@ -25,7 +25,8 @@ from typing import Final, NamedTuple
 from fusecache.cache import record
 from fusecache.cache.listing_diff import Change, Diff, change_of, diff_sorted
 from fusecache.cache.record import Entry
-from fusecache.cache.store import FolderState, MetadataStore, child_key, id_key, id_of, name_key, pack_state
+from fusecache.cache.store import MetadataStore
+from fusecache.cache.tables import FolderState, child_key, id_key, id_of, name_key, pack_state
 from fusecache.cache.transaction import Transaction, put_new
 from fusecache.errors import StateError
 

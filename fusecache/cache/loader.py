@@ -27,6 +27,7 @@ from fusecache.cache.listing_diff import Change, Diff, same_attributes
 from fusecache.cache.pusher import Delivery, Pusher
 from fusecache.cache.record import MAX_NAME_BYTES, Entry, RecordError, encode, entry_from_status
 from fusecache.cache.singleflight import SingleFlight
+from fusecache.cache.store import MetadataStore
 from fusecache.cache.writer import StoreFull
 from fusecache.errors import FusecacheError, NotFound, ProtocolError, StaleId, StateError, Unavailable, UpstreamError
 from fusecache.metrics import Metrics
@@ -49,6 +50,7 @@ class Loader:
     def __init__(
         self,
         known: Known,
+        store: MetadataStore,
         pusher: Pusher,
         nursery: trio.Nursery,
         *,
@@ -59,6 +61,7 @@ class Loader:
         chunk: int,
     ) -> None:
         self._known = known
+        self._store = store
         self._pusher = pusher
         self._list_folder = list_folder
         self._get_status = get_status
@@ -121,6 +124,8 @@ class Loader:
                 raise NotFound(f"{path!r} is gone")
             return before_entry
         overlay.put(entry, asked_at)
+        if known.folder(parent).state is not None:
+            known.announce()  # who reads the listing has to ask for this name from now on
         if before_entry is not None:
             if before_entry.inode != entry.inode:
                 known.bury(before_entry)
@@ -135,6 +140,7 @@ class Loader:
         status = await self._call_status(known.root_path)
         entry = entry_from_status(status, ROOT, None)._replace(inode=ROOT, name=b"")
         before, known.root, known.root_asked_at = known.root, entry, asked_at
+        known.announce_root(self._store.identity)
         if before is not None and not same_attributes(before, entry):
             self._pusher.push_changes([Change("attributes", ROOT, b"", ROOT)], None)
         return entry
@@ -231,8 +237,7 @@ class Loader:
             return self._take_in(inode, path, ufs_path, sync_ms, asked_at)
         except StoreFull as exc:
             log.warning("the metadata store is full: all of it is dropped and asked for again", error=str(exc))
-            store = self._known.store
-            store.writer.run(store.reset)
+            self._store.writer.run(self._store.reset)
             trio.from_thread.run_sync(self._known.forget_everything)
             return self._take_in(inode, path, ufs_path, sync_ms, asked_at)
 
@@ -242,7 +247,7 @@ class Loader:
         """In a thread: one listing, whole or not at all."""
         incomplete: list[Entry] = []
         changing = 0
-        intake = Intake(self._known.store, inode, asked_at, chunk=self._chunk)
+        intake = Intake(self._store, inode, asked_at, chunk=self._chunk)
         try:
             for statuses in self._list_folder(path, sync_ms):
                 # A plain float store: the loop reads it to see that somebody answers.
@@ -286,6 +291,7 @@ class Loader:
             self._changed.inc()
         else:
             self._unchanged.inc()
+        known.announce()
         self._pusher.push(delivery)
         return delivery
 
@@ -349,11 +355,11 @@ async def _only_wait() -> NoReturn:
     raise AssertionError("the listing that was waited for ended without a checkpoint")
 
 
-def sweep_all(known: Known) -> list[int]:
+def sweep_all(store: MetadataStore) -> list[int]:
     """In a thread: remove what no listing refers to. Returns folders found dead by that. Raises StateError."""
     dead: list[int] = []
     while True:
-        swept, dead_folders = listing.sweep(known.store)
+        swept, dead_folders = listing.sweep(store)
         dead.extend(dead_folders)
         if not swept:
             return dead

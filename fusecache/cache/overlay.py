@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 
 from cachetools import TTLCache
 
+from fusecache.cache.board import BoardWriter, folder_mark, inode_mark, name_mark
 from fusecache.cache.record import Entry
 
 MAX_ENTRIES: Final = 16384
@@ -40,7 +41,10 @@ class Overlay:
         *,
         max_entries: int = MAX_ENTRIES,
         max_negative: int = MAX_NEGATIVE,
+        board: BoardWriter | None = None,
     ) -> None:
+        """`board`: where processes that read the store see that there is something to ask for."""
+        self._board = board
         self._max_entries = max_entries
         self._known: OrderedDict[int, Known] = OrderedDict()
         self._names: dict[tuple[int, bytes], int] = {}
@@ -61,6 +65,9 @@ class Overlay:
         self._known[entry.inode] = Known(entry, asked_at)
         self._names[entry.parent, entry.name] = entry.inode
         self._folders.setdefault(entry.parent, set()).add(entry.inode)
+        if self._board is not None:
+            for mark in _marks(entry):
+                self._board.mark(mark)
         while len(self._known) > self._max_entries:
             self.drop(next(iter(self._known)))
 
@@ -91,6 +98,9 @@ class Overlay:
         siblings.discard(inode)
         if not siblings:
             del self._folders[entry.parent]
+        if self._board is not None:
+            for mark in _marks(entry):
+                self._board.unmark(mark)
 
     def put_missing(self, folder: int, name: bytes) -> None:
         """Alluxio said that there is no such name."""
@@ -112,3 +122,7 @@ class Overlay:
         for name in names:
             self._negative.pop((folder, name), None)
         return names
+
+
+def _marks(entry: Entry) -> tuple[int, int, int]:
+    return folder_mark(entry.parent), name_mark(entry.parent, entry.name), inode_mark(entry.inode)

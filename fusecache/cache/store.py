@@ -1,15 +1,9 @@
 """Metadata on the node's disk: LMDB tables per cluster, read without locks, written by one thread.
 
 A kernel request reads here in one short read transaction (`read`); a listing is put in by `cache.listing`
-through `writer`. The tables of one namespace (cluster id + mounted path, so that equal ids of two clusters, or
-of two mounts with different roots, never meet):
-
-    folders   folder inode     -> FolderState: the shelf its entries lie on, when it was listed
-    children  (shelf, inode)   -> record                  ordered by inode: pages of readdir
-    names     (shelf, name)    -> inode                   look-ups
-    parents   inode            -> folder inode            from an inode to its record, and to its path
-    retired   shelf            -> folder inode            shelves to sweep
-    meta      format, next shelf
+through `writer`. A namespace (cluster id + mounted path, so that equal ids of two clusters, or of two mounts with
+different roots, never meet) has the tables that `cache.tables` describes; other processes read them through
+`cache.read_only_store`.
 
 A *shelf* is one generation of one folder's listing. Nearly every new listing differs little and is applied to
 its shelf in one transaction. A listing with many differences is written to a new shelf beside the old one, in
@@ -25,9 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-import struct
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple, cast
 
@@ -35,8 +27,19 @@ import lmdb
 import structlog
 
 from fusecache import clock
-from fusecache.cache import record, state_folder
-from fusecache.cache.record import Entry
+from fusecache.cache import state_folder
+from fusecache.cache.board import StoreIdentity
+from fusecache.cache.tables import (
+    FILE_NAME,
+    MAX_READERS,
+    MAX_TABLES,
+    TABLES,
+    TableReader,
+    Tables,
+    boot_hash,
+    id_key,
+    id_of,
+)
 from fusecache.cache.transaction import Transaction, begin, reader_of
 from fusecache.cache.writer import StoreWriter
 from fusecache.errors import StateError
@@ -47,68 +50,10 @@ log = structlog.get_logger(__name__)
 FORMAT: Final = b"fusecache-metadata-2"
 """Layout of the tables; another one is dropped. Records carry their own version."""
 
-TABLES: Final = ("folders", "children", "names", "parents", "retired", "meta")
-
-_ID: Final = struct.Struct(">Q")  # big-endian: keys sort as numbers
-_PAIR: Final = struct.Struct(">QQ")
-_STATE: Final = struct.Struct("<Q8sdIQ")
-_MAX_TABLES: Final = 6 * 64
-_MAX_READERS: Final = 510
 _MAX_MOUNTS: Final = 16
 
 
-class FolderState(NamedTuple):
-    """What the store knows about a listed folder."""
-
-    shelf: int
-    boot: bytes
-    """Which boot `asked_at` belongs to (`MetadataStore.boot`)."""
-    asked_at: float
-    """CLOCK_BOOTTIME when its listing was asked for."""
-    incomplete: int
-    """Files of the listing that were incomplete and therefore are not on the shelf."""
-    entries: int
-    """Complete entries on the shelf."""
-
-
-class Tables(NamedTuple):
-    """Database handles of one namespace."""
-
-    folders: lmdb._Database
-    children: lmdb._Database
-    names: lmdb._Database
-    parents: lmdb._Database
-    retired: lmdb._Database
-    meta: lmdb._Database
-
-
-def id_key(number: int) -> bytes:
-    """Key of an inode or shelf."""
-    return _ID.pack(number)
-
-
-def child_key(shelf: int, inode: int) -> bytes:
-    """Key in `children`."""
-    return _PAIR.pack(shelf, inode)
-
-
-def name_key(shelf: int, name: bytes) -> bytes:
-    """Key in `names`."""
-    return _ID.pack(shelf) + name
-
-
-def id_of(key: bytes) -> int:
-    """The number in an 8-byte key or value."""
-    number: int = _ID.unpack(key)[0]
-    return number
-
-
-def pack_state(state: FolderState) -> bytes:
-    """Value in `folders`."""
-    return _STATE.pack(*state)
-
-
-class MetadataStore:
+class MetadataStore(TableReader):
     """The tables of one namespace. Reading is safe from any thread; writing goes through `writer`."""
 
     def __init__(
@@ -125,10 +70,11 @@ class MetadataStore:
         Raises StateError: the folder's rights, another process with the same namespace, no space.
         """
         boot = clock.boot_id() if boot is None else boot
-        self.boot: Final = hashlib.blake2b(boot.encode(), digest_size=8).digest()
+        self.boot = boot_hash(boot)
         self.held_shelves: Final[set[int]] = set()
         """Shelves somebody still builds or compares; the sweeper leaves them alone."""
         self._folder = folder
+        self._map_bytes = map_bytes
         self._closed = False
         prepare_private_folder(folder)
         with state_folder.opening(folder):
@@ -149,8 +95,7 @@ class MetadataStore:
                 self._claim.release(clean=False)
                 raise
         self.writer: Final = StoreWriter(self._environment, "metadata-writer")
-        self.read: Final = reader_of(self._environment)
-        """Starts a read transaction (a context manager); keep it short, LMDB can't reuse pages it sees."""
+        self.read = reader_of(self._environment)
 
     def close(self) -> None:
         """Commit what is queued, sync, give the namespace up. Idempotent."""
@@ -169,83 +114,9 @@ class MetadataStore:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    # ---- reading: each call takes the transaction, so that one request sees one state ----
-
-    def folder_state(self, txn: Transaction, inode: int) -> FolderState | None:
-        """State of a listed folder, None when it was never listed (or is gone)."""
-        packed = txn.get(_ID.pack(inode), db=self.tables.folders)
-        return None if packed is None else FolderState(*_STATE.unpack(packed))
-
-    def parent_of(self, txn: Transaction, inode: int) -> int | None:
-        """The folder whose listing named `inode` last."""
-        packed = txn.get(_ID.pack(inode), db=self.tables.parents)
-        return None if packed is None else id_of(packed)
-
-    def child(self, txn: Transaction, folder: int, shelf: int, name: bytes) -> Entry | None:
-        """The entry called `name` on a folder's shelf."""
-        prefix = _ID.pack(shelf)
-        packed = txn.get(prefix + name, db=self.tables.names)
-        if packed is None:
-            return None
-        found = txn.get(prefix + packed, db=self.tables.children)
-        return None if found is None else record.decode(id_of(packed), folder, found)
-
-    def on_shelf(self, txn: Transaction, folder: int, shelf: int, inode: int) -> Entry | None:
-        """The entry with `inode` on a folder's shelf."""
-        found = txn.get(_PAIR.pack(shelf, inode), db=self.tables.children)
-        return None if found is None else record.decode(inode, folder, found)
-
-    def entry(self, txn: Transaction, inode: int) -> Entry | None:
-        """The entry with `inode`, wherever it lies; None when no current listing has it."""
-        key = _ID.pack(inode)
-        parent = txn.get(key, db=self.tables.parents)
-        if parent is None:
-            return None
-        state = txn.get(parent, db=self.tables.folders)
-        if state is None:
-            return None
-        found = txn.get(_ID.pack(_STATE.unpack(state)[0]) + key, db=self.tables.children)
-        return None if found is None else record.decode(inode, id_of(parent), found)
-
-    def page(self, txn: Transaction, folder: int, shelf: int, after: int, limit: int) -> list[Entry]:
-        """Up to `limit` entries of a shelf with inode > `after`, ordered by inode."""
-        entries: list[Entry] = []
-        for inode, found in self.records(txn, shelf, after):
-            entries.append(record.decode(inode, folder, found))
-            if len(entries) >= limit:
-                break
-        return entries
-
-    def records(self, txn: Transaction, shelf: int, after: int = 0) -> Iterator[tuple[int, bytes]]:
-        """(inode, record) of a shelf with inode > `after`, ordered by inode."""
-        prefix = _ID.pack(shelf)
-        with txn.cursor(db=self.tables.children) as cursor:
-            if cursor.set_range(_PAIR.pack(shelf, after + 1)):
-                for key, found in cursor:
-                    if not key.startswith(prefix):
-                        return
-                    yield id_of(key[8:]), found
-
-    def by_name(self, txn: Transaction, folder: int, shelf: int) -> Iterator[Entry]:
-        """Every entry of a shelf, ordered by name."""
-        prefix = _ID.pack(shelf)
-        with txn.cursor(db=self.tables.names) as cursor:
-            if cursor.set_range(prefix):
-                for key, packed in cursor:
-                    if not key.startswith(prefix):
-                        return
-                    entry = self.on_shelf(txn, folder, shelf, id_of(packed))
-                    if entry is not None:
-                        yield entry
-
-    def entry_count(self) -> int:
-        """Entries remembered, over all folders."""
-        with self.read() as txn:
-            return txn.stat(self.tables.parents)["entries"]
-
     def size_bytes(self) -> int:
         """Disk used by the whole file (all namespaces)."""
-        return os.stat(self._folder / _FILE_NAME).st_blocks * 512
+        return os.stat(self._folder / FILE_NAME).st_blocks * 512
 
     def reader_check(self) -> int:
         """Free reader slots of dead processes; to be called after each death. Returns how many."""
@@ -262,14 +133,19 @@ class MetadataStore:
 
     def next_shelf(self, txn: Transaction) -> int:
         """A shelf number never used before (within a writer job)."""
-        shelf = id_of(txn.get(b"next_shelf", _ID.pack(1), db=self.tables.meta))
-        txn.put(b"next_shelf", _ID.pack(shelf + 1), db=self.tables.meta)
+        shelf = id_of(txn.get(b"next_shelf", id_key(1), db=self.tables.meta))
+        txn.put(b"next_shelf", id_key(shelf + 1), db=self.tables.meta)
         return shelf
 
     @property
     def namespace(self) -> str:
         """Prefix of this store's tables: cluster, mounted path, and a number when it is mounted several times."""
         return self._claim.namespace
+
+    def identity(self) -> StoreIdentity:
+        """What another process needs to read these tables (`cache.read_only_store`)."""
+        status = os.stat(self._folder / FILE_NAME)
+        return StoreIdentity(str(self._folder.resolve()), self.namespace, self._map_bytes, status.st_dev, status.st_ino)
 
     def _claim_namespace(self, cluster_id: str, root_path: bytes, boot: str) -> state_folder.Claim:
         # Each mount of one source has a set of tables of its own: hot entries of one process would not notice
@@ -301,9 +177,6 @@ class MetadataStore:
             return Tables(
                 *(self._environment.open_db(f"{self.namespace}/{table}".encode(), txn=txn) for table in TABLES)
             )
-
-
-_FILE_NAME: Final = "metadata.lmdb"
 
 
 class _Shared(NamedTuple):
@@ -366,11 +239,11 @@ def _open(folder: Path, map_bytes: int) -> lmdb.Environment:
     # No fsync (state_folder tells a torn file), no read-ahead (look-ups are random), never WRITEMAP: on a full
     # disk it would answer with SIGBUS instead of an error.
     return lmdb.open(
-        str(folder / _FILE_NAME),
+        str(folder / FILE_NAME),
         subdir=False,
         map_size=map_bytes,
-        max_dbs=_MAX_TABLES,
-        max_readers=_MAX_READERS,
+        max_dbs=MAX_TABLES,
+        max_readers=MAX_READERS,
         max_spare_txns=16,
         sync=False,
         metasync=False,
@@ -380,7 +253,7 @@ def _open(folder: Path, map_bytes: int) -> lmdb.Environment:
 
 
 def _wipe(folder: Path) -> None:
-    for path in (folder / _FILE_NAME, folder / f"{_FILE_NAME}-lock"):
+    for path in (folder / FILE_NAME, folder / f"{FILE_NAME}-lock"):
         path.unlink(missing_ok=True)
     for claim in folder.glob("*.claim"):
         if not state_folder.claimed(folder, claim.name.removesuffix(".claim")):

@@ -30,6 +30,7 @@ import structlog
 import trio
 
 from fusecache.cache import listing
+from fusecache.cache.board import BoardWriter
 from fusecache.cache.freshness import INCOMPLETE_ASK_S, NO_ANSWER_S, PATIENT_ENTRIES, FreshnessPolicy
 from fusecache.cache.known import ROOT, Folder, Known
 from fusecache.cache.listing_diff import Change, Diff
@@ -65,8 +66,13 @@ class MetadataTree:
         on_change: Callable[[Change], None],
         hot_entries: int = 50_000,
         chunk: int = listing.CHUNK,
+        board: BoardWriter | None = None,
     ) -> None:
-        """`list_folder` and `get_status` block; they are called in threads of `limiter`. No I/O here."""
+        """`list_folder` and `get_status` block; they are called in threads of `limiter`. No network here.
+
+        `board`: tells other processes, which read the same store, what changed. A mounted folder that the writer before
+        us told of there counts as known, as old as it is.
+        """
         self._store = store
         self._policy = policy
         self._now = clock.now
@@ -76,8 +82,21 @@ class MetadataTree:
         self._metrics = metrics
         self._chunk = chunk
         self._known = known = Known(
-            store, root_path=root_path, policy=policy, clock=clock, rng=rng, metrics=metrics, hot_entries=hot_entries
+            store,
+            root_path=root_path,
+            policy=policy,
+            clock=clock,
+            rng=rng,
+            metrics=metrics,
+            hot_entries=hot_entries,
+            board=board,
         )
+        self._board = board
+        if board is not None:
+            before = board.before
+            if before is not None and before.store.namespace == store.namespace:
+                known.root, known.root_asked_at = before.root, before.root_asked_at
+            known.announce_root(store.identity)
         self._sweep_wanted = trio.Event()
         self._pusher = Pusher(store, on_change, self._want_sweep)
         self._bucket = TokenBucket(policy.refresh_calls_per_s, self._now())
@@ -95,6 +114,9 @@ class MetadataTree:
         self.ufs_path = known.ufs_path
         self.superseded = known.superseded
         self.listing_of = known.listing_of
+        self.now = known.now
+        self.use = known.use
+        self.lineage = known.lineage
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> NoReturn:
         """Own the tasks behind the tree: listings, the background refresher, pushes, sweeping. Runs until
@@ -102,6 +124,7 @@ class MetadataTree:
         async with trio.open_nursery() as nursery:
             self._loader = Loader(
                 self._known,
+                self._store,
                 self._pusher,
                 nursery,
                 list_folder=self._list_folder,
@@ -123,9 +146,13 @@ class MetadataTree:
         raise AssertionError("unreachable: the nursery ends by cancellation only")
 
     async def start(self) -> None:
-        """Resolve the mounted folder. Raises what Alluxio says: NotFound, PermissionDenied, Unavailable. That
-        the path is a file is seen in `root.folder`."""
-        await self._running().ask_root()
+        """Resolve the mounted folder. Raises what Alluxio says: NotFound, PermissionDenied, Unavailable. What a
+        writer before us resolved counts for as long as it could be served. That the path is a file is seen in
+        `root.folder`."""
+        loader = self._running()
+        stale_until = self._policy.stale_until(self._policy.rule_for(self._known.root_path), self._known.root_asked_at)
+        if self._board is None or self._known.root is None or self._now() >= stale_until:
+            await loader.ask_root()
 
     @property
     def root(self) -> Entry:
@@ -341,12 +368,14 @@ class MetadataTree:
             await self._sweep_wanted.wait()
             self._sweep_wanted = trio.Event()
             try:
-                dead = await trio.to_thread.run_sync(sweep_all, self._known, limiter=trio.CapacityLimiter(1))
+                dead = await trio.to_thread.run_sync(sweep_all, self._store, limiter=trio.CapacityLimiter(1))
             except StateError as exc:
                 log.warning("the metadata store can't be swept", error=str(exc))
             else:
                 for inode in dead:
                     self._known.bury_folder(inode)
+                if dead:
+                    self._known.announce()
 
     def _want_sweep(self) -> None:
         self._sweep_wanted.set()

@@ -29,7 +29,8 @@ import trio
 from fusecache.alluxio.client import AlluxioClient
 from fusecache.alluxio.model import Block, BlockWorkerInfo, block_id_of
 from fusecache.cache import record
-from fusecache.cache.store import FolderState, MetadataStore
+from fusecache.cache.store import MetadataStore
+from fusecache.cache.tables import FolderState
 from fusecache.cache.tree import ROOT, MetadataTree
 from fusecache.clock import Clock
 from fusecache.config.settings import MountedDataset, MountPlan

@@ -1,0 +1,234 @@
+"""A tree with its service, and workers' views of it over a real socket, in one trio run over the in-memory Alluxio.
+
+The board is a real memfd. LMDB can't be opened twice in one process, so the workers here read through the writer's own
+environment; that another process can read it is `test_read_only_store`'s.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import trio
+
+from fusecache.cache.board import BoardReader, BoardWriter
+from fusecache.cache.freshness import FreshnessPolicy
+from fusecache.cache.listing_diff import Change
+from fusecache.cache.read_only_store import ReadOnlyStore
+from fusecache.cache.record import Entry
+from fusecache.cache.store import MetadataStore
+from fusecache.cache.tree import ROOT, MetadataTree
+from fusecache.clock import Clock
+from fusecache.daemon.metadata_service import MetadataService
+from fusecache.daemon.remote_tree import RemoteTree
+from fusecache.metrics import Metrics
+from tests.t2_cache.alluxio_model import AlluxioModel
+
+REFRESH_S = 100.0
+BOOT = "boot-1"
+POLICY = FreshnessPolicy(refresh_s=REFRESH_S, stale_if_error_s=1000.0, negative_s=20.0)
+
+
+class SameProcessStore(ReadOnlyStore):
+    """Reads through the environment of the writer in this process."""
+
+    def __init__(self, mount: SharedMount) -> None:
+        self._mount = mount
+        super().__init__(boot=BOOT)
+
+    def _open(self, path: Path, map_bytes: int) -> lmdb.Environment:
+        agent = self._mount.agent
+        if agent is None:
+            raise OSError("this test reads the store of a living agent only")
+        return agent.store._environment
+
+    def _release(self, environment: lmdb.Environment) -> None:
+        """It is the writer's."""
+
+
+class Agent:
+    """One life of the agent."""
+
+    def __init__(self, mount: SharedMount) -> None:
+        self.mount = mount
+        self.metrics = Metrics()
+        self.healed: list[int] = []
+        self.listed_again: list[int] = []
+        self.board = BoardWriter(mount.board_fd)
+        self.store = MetadataStore(
+            mount.folder / "metadata", mount.cluster, root_path=mount.root_path, map_bytes=64 << 20, boot=BOOT
+        )
+        self.tree = MetadataTree(
+            self.store,
+            root_path=mount.root_path,
+            list_folder=mount.model.list_folder,
+            get_status=mount.model.get_status,
+            policy=mount.policy,
+            clock=mount.clock,
+            rng=random.Random(7),
+            metrics=self.metrics,
+            limiter=trio.CapacityLimiter(4),
+            on_change=mount.on_change,
+            chunk=mount.chunk,
+            board=self.board,
+        )
+        self.service = MetadataService(
+            mount.socket,
+            self.tree,
+            self.store,
+            metrics=self.metrics,
+            metadata_budget_s=mount.budget_s,
+            on_stale_read=self._heal,
+            list_again=self.listed_again.append,
+            extra={"echo": self._echo},
+        )
+
+    async def _heal(self, inode: int) -> None:
+        self.healed.append(inode)
+
+    async def _echo(self, question: dict[str, Any]) -> dict[str, Any]:
+        return {"said": question["text"]}
+
+
+class SharedMount:
+    """What outlives an agent: the model, the board, the workers."""
+
+    agent: Agent | None = None
+
+    def __init__(
+        self,
+        folder: Path,
+        model: AlluxioModel,
+        clock: Clock,
+        *,
+        policy: FreshnessPolicy,
+        chunk: int,
+        budget_s: float,
+        on_change: Callable[[Change], None],
+        root_path: bytes,
+    ) -> None:
+        self.folder = folder
+        self.model = model
+        self.clock = clock
+        self.policy = policy
+        self.chunk = chunk
+        self.budget_s = budget_s
+        self.on_change = on_change
+        self.root_path = root_path
+        self.cluster = "cluster-1"
+        self.socket = folder / "run" / "agent.sock"
+        self.board_fd = os.memfd_create("board")
+
+    @property
+    def tree(self) -> MetadataTree:
+        assert self.agent is not None
+        return self.agent.tree
+
+    @asynccontextmanager
+    async def living_agent(self) -> AsyncIterator[Agent]:
+        """An agent, until the end of the block; then it is gone as if killed: nothing is told to anybody."""
+        agent = self.agent = Agent(self)
+        try:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(agent.tree.run)
+                await agent.tree.start()
+                await nursery.start(agent.service.run)
+                try:
+                    yield agent
+                finally:
+                    nursery.cancel_scope.cancel()
+        finally:
+            self.agent = None
+            agent.store.close()
+            agent.board.close()
+
+    @asynccontextmanager
+    async def worker(self, index: int = 0, *, hot_entries: int = 1000) -> AsyncIterator[Worker]:
+        """A worker's view, until the end of the block."""
+        board = BoardReader(self.board_fd)
+        metrics = Metrics()
+        tree = RemoteTree(
+            self.socket,
+            board=board,
+            index=index,
+            root_path=self.root_path,
+            policy=self.policy,
+            clock=self.clock,
+            metrics=metrics,
+            metadata_budget_s=self.budget_s,
+            hot_entries=hot_entries,
+            store=SameProcessStore(self),
+        )
+        try:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(tree.run)
+                await tree.start()
+                try:
+                    yield Worker(tree, metrics)
+                finally:
+                    nursery.cancel_scope.cancel()
+        finally:
+            tree.close()
+            board.close()
+
+
+class Worker:
+    """One worker in use."""
+
+    def __init__(self, tree: RemoteTree, metrics: Metrics) -> None:
+        self.tree = tree
+        self.metrics = metrics
+
+    def hits(self) -> float:
+        """Answers given without the agent."""
+        return self.metrics.snapshot().get("fusecache_metadata_lookups_total{result=hit}", 0.0)
+
+    async def walk(self, path: bytes) -> Entry:
+        """As the kernel does: name by name from the root."""
+        entry = await self.tree.getattr(ROOT)
+        for name in [part for part in path.split(b"/") if part]:
+            entry = self.tree.hot_child(entry.inode, name) or await self.tree.lookup(entry.inode, name)
+        return entry
+
+    async def list_all(self, inode: int, page: int = 7) -> list[Entry]:
+        """Every page of a folder."""
+        entries: list[Entry] = []
+        after = 0
+        while found := await self.tree.children(inode, after, page):
+            entries.extend(found)
+            after = found[-1].inode
+        return entries
+
+
+@contextmanager
+def shared_mount(
+    folder: Path,
+    model: AlluxioModel,
+    clock: Clock,
+    *,
+    policy: FreshnessPolicy = POLICY,
+    chunk: int = 8192,
+    budget_s: float = 20.0,
+    on_change: Callable[[Change], None] = lambda change: None,
+    root_path: bytes = b"/",
+) -> Iterator[SharedMount]:
+    """What agents and workers share; `folder` holds the store and the socket."""
+    mount = SharedMount(
+        folder,
+        model,
+        clock,
+        policy=policy,
+        chunk=chunk,
+        budget_s=budget_s,
+        on_change=on_change,
+        root_path=root_path,
+    )
+    try:
+        yield mount
+    finally:
+        os.close(mount.board_fd)
