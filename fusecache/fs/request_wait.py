@@ -59,25 +59,35 @@ class _Lowlevel:
         return getattr(trio.lowlevel, name)
 
     async def wait_readable(self, descriptor: int) -> None:
-        """Return when `descriptor` is readable; without a checkpoint when it is now, or soon, and no turn is due."""
+        """Return when `descriptor` is readable; without a checkpoint when it is now, or soon, and no turn is due.
+
+        Raises ClosedResourceError, upon which pyfuse3 ends, when it is a socket whose other end (the gate) was closed;
+        libfuse would complain about a short read.
+        """
         poller = self._pollers.get(descriptor)
         if poller is None:
             poller = self._pollers[descriptor] = select.poll()
             poller.register(descriptor, select.POLLIN)
         self._burst += 1
         if self._burst < BURST:
-            if poller.poll(0):
-                return
+            if found := poller.poll(0):
+                return _check(found)
             if self._spinning:
                 until = perf_counter() + self._spin_s
                 while perf_counter() < until:
-                    if poller.poll(0):
-                        return
+                    if found := poller.poll(0):
+                        return _check(found)
                 self._spinning = False  # traffic has stopped, or comes too slowly for it
         self._burst = 0
         started = perf_counter()
         await trio.lowlevel.wait_readable(descriptor)
         self._spinning = perf_counter() - started < 2 * self._spin_s
+        _check(poller.poll(0))
+
+
+def _check(found: list[tuple[int, int]]) -> None:
+    if found and found[0][1] & select.POLLHUP:
+        raise trio.ClosedResourceError
 
 
 class _Trio:

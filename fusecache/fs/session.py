@@ -83,7 +83,7 @@ class Session:
         self._open = True
 
     async def serve(self) -> None:
-        """Answer requests until the mount is gone or `stop` is called."""
+        """Answer requests until the mount, or the gate, is gone or `stop` is called."""
         request_wait.install(self._spin_us / 1e6)
         await pyfuse3.main(min_tasks=8, max_tasks=MAX_TASKS)
 
