@@ -98,7 +98,51 @@ METRICS: tuple[MetricSpec, ...] = (
         (),
         "Blocks read without an RPC and reported to the block worker, so that it does not evict them first.",
     ),
-    MetricSpec("fusecache_open_files", "gauge", (), "Files the kernel holds open."),
+    MetricSpec(
+        "fusecache_open_files",
+        "gauge",
+        (),
+        "Files the kernel holds open; behind the gate, where nobody says so, files kept open for reading.",
+    ),
+    MetricSpec(
+        "fusecache_gate_requests_total",
+        "counter",
+        ("op", "answered_by"),
+        "Requests that the gate took from the kernel: answered by itself, or given to a worker.",
+    ),
+    MetricSpec(
+        "fusecache_gate_opens_total",
+        "counter",
+        ("how",),
+        "Files opened in passthrough mode: with a block file that the kernel reads itself (new, learned, known), or "
+        "ordinary.",
+    ),
+    MetricSpec(
+        "fusecache_gate_passthrough_refused_total",
+        "counter",
+        ("reason",),
+        "Block files that were offered for passthrough and not taken.",
+    ),
+    MetricSpec(
+        "fusecache_gate_redelivered_total", "counter", (), "Requests given to another worker because theirs died."
+    ),
+    MetricSpec(
+        "fusecache_gate_poisoned_total",
+        "counter",
+        (),
+        "Requests answered EIO because three workers died with them.",
+    ),
+    MetricSpec("fusecache_gate_read_bytes_total", "counter", (), "File bytes that passed through the gate."),
+    MetricSpec(
+        "fusecache_gate_spin_seconds_total", "counter", (), "Processor time spent looking for the next request."
+    ),
+    MetricSpec("fusecache_gate_waiting_requests", "gauge", (), "Requests that wait for a worker with credits."),
+    MetricSpec(
+        "fusecache_part_restarts_total",
+        "counter",
+        ("part",),
+        "Times that a part of the mount was started again: gate, agent, worker 0 ...",
+    ),
     MetricSpec("fusecache_mount_ready", "gauge", (), "1 while the mount serves reads."),
     MetricSpec("fusecache_build_info", "gauge", ("version",), "Always 1; the version is in the label."),
     MetricSpec("fusecache_cluster_capacity_bytes", "gauge", (), "Cache capacity of the Alluxio cluster, in bytes."),
@@ -171,6 +215,9 @@ BUCKETS_S: tuple[float, ...] = (
 
 CONTROLLER_ROWS = "fusecache_controller_"
 """Names of the controller's rows begin so; all others are of a node."""
+
+GATE_ROWS = "fusecache_gate_"
+"""Names of the gate's rows begin so; a mount in `classic` mode has none."""
 
 SUMMED_GAUGES = frozenset({"fusecache_requests_in_flight", "fusecache_open_files"})
 """Gauges of which each process of a mount has its part; of the others all have the same, or one has it."""
@@ -315,13 +362,13 @@ class Metrics:
                 gauge.value = gauge.value + value[0] if name in SUMMED_GAUGES else max(gauge.value, value[0])
 
     def _numbers(self, spec: MetricSpec) -> list[tuple[Labels, float]]:
-        """Counters and gauges of one row. Rows of the controller are never shown unused: only a controller has them."""
+        """Counters and gauges of one row; rows of the controller and the gate, which not all have, only when used."""
         with self._lock:
             cells: list[tuple[Labels, float]] = [
                 *((labels, counter.value) for labels, counter in self._counters.get(spec.name, {}).items()),
                 *((labels, gauge.value) for labels, gauge in self._gauges.get(spec.name, {}).items()),
             ]
-        shown = self._show_unused and not spec.name.startswith(CONTROLLER_ROWS)
+        shown = self._show_unused and not spec.name.startswith((CONTROLLER_ROWS, GATE_ROWS))
         if shown and not cells and not spec.labels and spec.kind != "histogram":
             cells.append(((), 0))
         return cells

@@ -32,9 +32,10 @@ from fusecache.alluxio.model import Block, block_id_of
 from fusecache.cache.board import BoardWriter
 from fusecache.cache.record import Entry
 from fusecache.clock import SystemClock
-from fusecache.config.settings import MountPlan
+from fusecache.config.settings import LogLevel, MountPlan
 from fusecache.daemon import mountpoint as mountpoints
 from fusecache.daemon import open_mode_choice
+from fusecache.daemon.gate_metrics import record
 from fusecache.daemon.gated import plan_from
 from fusecache.daemon.metadata_service import MetadataService
 from fusecache.daemon.mount_core import Cluster, MountCore, build_info, only_error
@@ -44,6 +45,7 @@ from fusecache.daemon.supervisor_link import SupervisorLink
 from fusecache.errors import FusecacheError, ProtocolError, told
 from fusecache.fs.invalidation import Push
 from fusecache.kernel.gate_link import GateLink
+from fusecache.kernel.process_name import set_process_name
 from fusecache.metrics import Metrics
 
 log = structlog.get_logger(__name__)
@@ -141,8 +143,16 @@ class Agent(MountCore):
         }
 
     async def measure(self) -> Metrics:
-        """The agent's own, and all workers'."""
-        return await self._service.gathered_metrics()
+        """The agent's own, all workers', the gate's and the supervisor's."""
+        gathered = await self._service.gathered_metrics()
+        gate = await trio.to_thread.run_sync(self._gate_status)
+        record(gathered, gate, (await self._supervisor.status()).get("parts", ()))
+        return gathered
+
+    async def set_log_level(self, level: LogLevel) -> None:
+        """Here and in all workers."""
+        await super().set_log_level(level)
+        await self._service.set_log_level(level)
 
     async def _announce(self, ready: ReadyPipe, announcement: str, nursery: trio.Nursery) -> None:
         def say() -> None:
@@ -267,6 +277,7 @@ def main(arguments: Sequence[str]) -> int:
     faulthandler.register(signal.SIGUSR1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     plan = plan_from(flags.plan_fd)
+    set_process_name("agent", str(plan.mountpoint))
     logs.configure(plan.settings.log_level, plan.settings.log_format)
     supervisor = SupervisorLink(flags.control_fd)
     try:

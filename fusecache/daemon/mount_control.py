@@ -59,6 +59,10 @@ class ControlledMount(Protocol):
         """All metrics of the mount."""
         ...
 
+    async def set_log_level(self, level: LogLevel) -> None:
+        """From now on, in every process of the mount."""
+        ...
+
     async def find(self, parent: int, name: bytes, *, last: bool) -> int | None:
         """Inode of a folder in `parent`; None when `last` and it is a file or missing."""
         ...
@@ -164,5 +168,5 @@ class MountControl:
         if wanted not in logs.LEVELS:
             raise UsageError(f"log level {wanted!r}: allowed are {', '.join(logs.LEVELS)}")
         level: LogLevel = wanted
-        logs.set_level(level)
+        await self._mount.set_log_level(level)
         return {"level": logs.level()}

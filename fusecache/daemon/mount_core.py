@@ -20,6 +20,7 @@ import structlog
 import trio
 
 import fusecache
+from fusecache import logs
 from fusecache.alluxio.client import AlluxioClient
 from fusecache.alluxio.model import ClusterIdentity, FileStatus
 from fusecache.cache.board import BoardWriter
@@ -27,7 +28,7 @@ from fusecache.cache.freshness import DatasetRule, FreshnessPolicy
 from fusecache.cache.store import MetadataStore
 from fusecache.cache.tree import MetadataTree
 from fusecache.clock import SystemClock
-from fusecache.config.settings import MountedDataset, MountPlan, Settings
+from fusecache.config.settings import LogLevel, MountedDataset, MountPlan, Settings
 from fusecache.daemon import mountpoint as mountpoints
 from fusecache.daemon.dataset_bytes import DatasetBytes
 from fusecache.daemon.mount_control import MountControl
@@ -146,6 +147,10 @@ class MountCore:
     async def measure(self) -> Metrics:
         """All metrics of the mount."""
         return self.metrics
+
+    async def set_log_level(self, level: LogLevel) -> None:
+        """From now on."""
+        logs.set_level(level)
 
     def is_mounted(self) -> bool:
         """False once it was taken away; what then lies at the mount point is the next daemon's."""

@@ -41,6 +41,7 @@ from fusecache.fs.attributes import Attributes
 from fusecache.fs.gated_operations import HIDDEN_FILE_BYTES, GatedOperations
 from fusecache.fs.hidden_folder import HiddenFolder
 from fusecache.fs.session import Session
+from fusecache.kernel.process_name import set_process_name
 from fusecache.kernel.reply_slots import WorkerSlots
 from fusecache.metrics import Metrics
 from fusecache.prefetch.reader import Readers
@@ -171,6 +172,7 @@ def main(arguments: Sequence[str]) -> int:
     faulthandler.register(signal.SIGUSR1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     plan = plan_from(flags.plan_fd)
+    set_process_name(f"worker {flags.index}", str(plan.mountpoint))
     logs.configure(plan.settings.log_level, plan.settings.log_format)
     raise_open_files(plan.settings.max_open_blocks)
     with ExitStack() as stack:
