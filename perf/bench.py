@@ -10,8 +10,9 @@ random order; each measurement is a process of its own (workloads.py). Ratios ar
 Kernel-cold: before each measurement everything the kernel caches is dropped (pages, names and attributes, of
 FUSE and of the local file system), then the block files that the row needs are read natively, so that the backing
 pages are warm and only what a FUSE file system would have kept in the kernel is missing. Mounts and daemons live
-on. The small file rows then list and stat the tree untimed, as a training job does; walk and stat rows time just
-that. The first epoch finds the UFS's files on the disk, not in the page cache.
+on. Systems that know nothing of Alluxio read copies of the block files, on the same file system and as warm. The
+small file rows then list and stat the tree untimed, as a training job does; walk and stat rows time just that. The
+first epoch finds the UFS's files on the disk, not in the page cache.
 
 Needs root (dropping caches, mounting), Java, Maven, bindfs. Results: perf/results/NAME.json, .md and .png.
 """
@@ -95,7 +96,10 @@ class Bench:
             workload for workload in self.table.workloads if any(row.name in options.rows for row in workload.rows)
         ]
         self.work = work
-        self.links = work / "blocks-by-name"
+        self.copies = work / "copies-of-blocks"
+        self.tier = work
+        self.blocks: dict[str, list[Path]] = {}
+        """Folder of the data set -> its block files in the block worker's tier folder."""
         self.rng = random.Random(options.seed)
         self.systems: list[System] = []
         self.servers: list[int] = []
@@ -132,9 +136,10 @@ class Bench:
         cluster.stop_fuse(server, loader)
         if any(workload.folder == ONE_BLOCK for workload in self.workloads):
             dataset.write_one_block(cluster, self.options.large_bytes, self.work / "one-block", self.options.seed)
-        dataset.link_blocks(cluster.ufs, cluster.tier_folders[0], self.links, self.options.block_bytes)
+        (self.tier,) = cluster.tier_folders
+        self.blocks = dataset.copy_blocks(cluster.ufs, self.tier, self.copies, self.options.block_bytes)
         self.servers = cluster.server_pids()
-        ground = Ground(cluster, self.links, self.work, self.options.mount_flag)
+        ground = Ground(cluster, self.copies, self.work, self.options.mount_flag)
         expected = sha256_tree(cluster.ufs / "train")
         for name in self.options.systems:
             say(f"starting {name}")
@@ -167,7 +172,10 @@ class Bench:
         """One measurement of all rows of a workload, from a cold kernel."""
         os.sync()
         Path("/proc/sys/vm/drop_caches").write_text("3")
-        dataset.warm(self.links, workload.warm)
+        dataset.warm_names(self.tier if system.reads_blocks else self.copies)
+        if workload.warm:
+            copies = (path for path in (self.copies / workload.warm).rglob("*") if path.is_file())
+            dataset.warm_pages(self.blocks[workload.warm] if system.reads_blocks else copies)
         done = subprocess.run(
             [sys.executable, "-m", "perf.workloads"],
             input=json.dumps(self.job(workload, system, seed)),
@@ -199,25 +207,22 @@ class Bench:
         systems = [
             system
             for system in self.systems
-            if takes_part(system.name, workload) and (system.reads_ufs or not workload.reads_ufs)
+            if takes_part(system.name, workload) and (system.reads_blocks or not workload.reads_ufs)
         ]
         names = [system.name for system in systems]
         found = MeasuredWorkload(workload.name, {row.name: {name: [] for name in names} for row in workload.rows})
         found.warm_up_s = {system.name: self.warm_up(workload, system) for system in systems}
         found.memory = {name: [] for name in names}
-        local: Counter[str] = Counter()
-        elsewhere: Counter[str] = Counter()
+        counted: dict[str, Counter[str]] = {name: Counter() for name in names}
         for number in range(self.rounds(workload)):
             for system in self.rng.sample(systems, len(systems)):
-                before = system.served()
+                before = system.counters()
                 for row_name, measured in self.measure(workload, system, self.options.seed + 100 + number).items():
                     found.rows[row_name][system.name].append(measured)
-                after = system.served()
-                if before and after:
-                    local[system.name] += int(after.local_block - before.local_block)
-                    elsewhere[system.name] += int(after.elsewhere - before.elsewhere)
+                after = system.counters()
+                counted[system.name].update({key: after[key] - before.get(key, 0) for key in after})
                 found.memory[system.name].append(processes.memory(processes.trees(system.pids(workload.folder))))
-        found.served_bytes = {name: (local[name], elsewhere[name]) for name in local}
+        found.counters = {name: dict(counters) for name, counters in counted.items() if counters}
         self.results.append(found)
         for row in workload.rows:
             rates = {name: statistics.median(found.rates(row, name)) for name in names}

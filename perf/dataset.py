@@ -6,9 +6,10 @@
                                           what Alluxio finds in the UFS gets the cluster's block size
     <ufs>/epoch/NN/...                    folders of small files that are each read once, by one system
 
-`link_blocks` shows the block files of the block worker under the names of the data set, by hard links: the same
-inodes, so the peers that know nothing of Alluxio read the same bytes from the same pages. Which block is which
-file is found by content, which at the same time proves that the block worker holds what the UFS holds.
+`copy_blocks` copies the block files of the block worker under the names of the data set, for the peers that know
+nothing of Alluxio. Which block is which file is found by content, which at the same time proves that the block worker
+holds what the UFS holds. Copies, not hard links: a block file with a second name could be written through that name,
+so it is never passed through to the kernel.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from __future__ import annotations
 import hashlib
 import os
 import random
+import shutil
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -82,34 +85,38 @@ def write_one_block(cluster: RealAlluxio, size_bytes: int, scratch: Path, seed: 
     scratch.unlink()
 
 
-def link_blocks(ufs: Path, tier: Path, target: Path, block_bytes: int) -> None:
-    """Mirror train/ and large/ below `target` as hard links to block files; a large file as a folder of its blocks.
+def copy_blocks(ufs: Path, tier: Path, target: Path, block_bytes: int) -> dict[str, list[Path]]:
+    """Mirror train/ and large/ below `target` as copies of block files; a large file as a folder of its blocks.
 
-    RuntimeError when the block worker does not hold some bytes of the UFS."""
-    by_content: dict[tuple[int, bytes], str] = {}
+    Returns the block files of each folder of the data set ("train", "large/blocks", "large/one-block"). RuntimeError
+    when the block worker does not hold some bytes of the UFS."""
+    by_content: dict[tuple[int, bytes], Path] = {}
     for entry in os.scandir(tier / "alluxioworker"):
         if entry.name.isdigit():
             with open(entry.path, "rb") as file:
-                by_content[digest(file, sys.maxsize)] = entry.path
+                by_content[digest(file, sys.maxsize)] = Path(entry.path)
+    blocks: dict[str, list[Path]] = {}
 
-    def link(source: BinaryIO, most_bytes: int, place: Path) -> int:
+    def copy(source: BinaryIO, most_bytes: int, folder: str, place: Path) -> int:
         content = digest(source, most_bytes)
         if content not in by_content:
             raise RuntimeError(f"the local block worker does not hold the bytes of {place.relative_to(target)}")
         place.parent.mkdir(parents=True, exist_ok=True)
-        os.link(by_content[content], place)
+        shutil.copyfile(by_content[content], place)
+        blocks.setdefault(folder, []).append(by_content[content])
         return content[0]
 
     for path in sorted((ufs / "train").rglob("*.jpg")):
         with path.open("rb") as file:
-            link(file, sys.maxsize, target / path.relative_to(ufs))
+            copy(file, sys.maxsize, "train", target / path.relative_to(ufs))
     for path in sorted((ufs / "large").rglob(LARGE)):
-        most_bytes = sys.maxsize if path.parent.name == "one-block" else block_bytes
+        folder = path.parent.relative_to(ufs)
+        most_bytes = sys.maxsize if folder.name == "one-block" else block_bytes
         done = 0
         with path.open("rb") as file:
             while done < path.stat().st_size:
-                name = f"block_{done // most_bytes:03d}"
-                done += link(file, most_bytes, target / path.parent.relative_to(ufs) / name)
+                done += copy(file, most_bytes, str(folder), target / folder / f"block_{done // most_bytes:03d}")
+    return blocks
 
 
 def digest(file: BinaryIO, most_bytes: int) -> tuple[int, bytes]:
@@ -122,16 +129,17 @@ def digest(file: BinaryIO, most_bytes: int) -> tuple[int, bytes]:
     return done, hashed.digest()
 
 
-def warm(links: Path, folder: str) -> None:
-    """Make what lies behind a row warm: all names and attributes, and the pages of one folder's block files."""
-    for top, _, names in os.walk(links):
+def warm_names(folder: Path) -> None:
+    """Make names and attributes below a folder warm."""
+    for top, _, names in os.walk(folder):
         for name in names:
             os.stat(os.path.join(top, name))
-    if not folder:
-        return
+
+
+def warm_pages(files: Iterable[Path]) -> None:
+    """Read files to their end."""
     buffer = bytearray(COPY_BYTES)
-    for top, _, names in os.walk(links / folder):
-        for name in names:
-            with open(os.path.join(top, name), "rb", buffering=0) as file:
-                while file.readinto(buffer):
-                    pass
+    for path in files:
+        with open(path, "rb", buffering=0) as file:
+            while file.readinto(buffer):
+                pass

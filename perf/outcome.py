@@ -14,6 +14,16 @@ from perf.meter import Measured
 from perf.processes import Memory
 from perf.tables import TABLES, Row, Table
 
+Counters = dict[str, float]
+"""What a system says of itself since it started; the names are the table's heads."""
+LOCAL = "MB from local block files"
+ELSEWHERE = "MB from elsewhere"
+PASSED_THROUGH = "opens passed through"
+ORDINARY = "ordinary opens"
+GATE = "requests answered by the gate"
+WORKERS = "requests answered by workers"
+MEGABYTE = 1e6
+
 
 @dataclass
 class MeasuredWorkload:
@@ -26,8 +36,8 @@ class MeasuredWorkload:
     """System -> timed seconds of each warm-up run."""
     memory: dict[str, list[Memory]] = field(default_factory=dict)
     """System -> what its processes occupied after each measurement."""
-    served_bytes: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """System -> bytes over all rounds, from local block files and from elsewhere, by its own counters."""
+    counters: dict[str, Counters] = field(default_factory=dict)
+    """System -> what its own counters counted over all rounds."""
 
     def rates(self, row: Row, system: str) -> list[float]:
         """In the row's unit per second, by round; nothing where a system was not measured."""
@@ -82,7 +92,7 @@ class Outcome:
                 each["rows"],
                 each["warm_up_s"],
                 {name: [Memory(*pair) for pair in pairs] for name, pairs in each["memory"].items()},
-                {name: (local, elsewhere) for name, (local, elsewhere) in each["served_bytes"].items()},
+                each["counters"],
             )
             for each in found.pop("workloads")
         ]

@@ -13,7 +13,17 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from perf.bars import AUTO, MODES, ONE_WORKER, auto_over, interval, number, ratio, verdicts
-from perf.outcome import MeasuredWorkload, Outcome
+from perf.outcome import (
+    ELSEWHERE,
+    GATE,
+    LOCAL,
+    MEGABYTE,
+    ORDINARY,
+    PASSED_THROUGH,
+    WORKERS,
+    MeasuredWorkload,
+    Outcome,
+)
 from perf.statistics import Interval, agree, bootstrap_median
 from perf.tables import SETS, Row
 
@@ -180,18 +190,18 @@ def memory(outcome: Outcome) -> list[str]:
 
 
 def sources(outcome: Outcome) -> list[str]:
-    """Each system's own counters over the rounds: the short circuit is shown, not assumed."""
+    """Each system's own counters over the rounds: short circuit and passthrough are shown, not assumed."""
+    heads = (LOCAL, ELSEWHERE, PASSED_THROUGH, ORDINARY, GATE, WORKERS)
     lines = [
-        "By the systems' own counters; what the kernel passes through to a block file no system sees.",
+        "By the systems' own counters over all rounds. Bytes that the kernel passes through no process sees.",
         "",
-        *head("workload", "system", "bytes read, MB", "from local block files, MB", "from elsewhere, MB"),
+        *head("workload", "system", "MB read", *heads),
     ]
     for workload in outcome.workloads:
-        for name, (local, elsewhere) in workload.served_bytes.items():
-            read = sum(each["size_bytes"] for row in workload.rows.values() for each in row[name])
-            lines.append(
-                f"| {workload.name} | {name} | {read / 1e6:,.1f} | {local / 1e6:,.1f} | {elsewhere / 1e6:,.1f} |"
-            )
+        for name, counters in workload.counters.items():
+            read = sum(each["size_bytes"] for row in workload.rows.values() for each in row[name]) / MEGABYTE
+            cells = [f"{counters[key]:,.0f}" if key in counters else "" for key in heads]
+            lines.append(f"| {workload.name} | {name} | {read:,.0f} | " + " | ".join(cells) + " |")
     return lines
 
 

@@ -6,35 +6,30 @@ What the rows do is in workloads.py.
 
 from __future__ import annotations
 
-import re
 import subprocess
 import time
-import urllib.request
+from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from fusecache.daemon import control_client
+from perf.outcome import ELSEWHERE, GATE, LOCAL, MEGABYTE, ORDINARY, PASSED_THROUGH, WORKERS, Counters
 from tests.support.mounting import Mount, is_mounted
-from tests.support.real_alluxio import FUSE_KERNEL_OPTIONS, FUSE_PROPERTIES, RealAlluxio, Server, free_port
+from tests.support.real_alluxio import FUSE_KERNEL_OPTIONS, FUSE_PROPERTIES, RealAlluxio, Server
 
 MOUNT_S = 30.0
 POLL_S = 0.05
-
-
-class Bytes(NamedTuple):
-    """Bytes a system has served to the kernel since it started, by where it got them."""
-
-    local_block: float
-    elsewhere: float
+STATUS_S = 10.0
 
 
 class Ground(NamedTuple):
     """What a system is started on."""
 
     cluster: RealAlluxio
-    links: Path
-    """Block files under the names of the data set (dataset.link_blocks)."""
+    copies: Path
+    """Copies of the block files under the names of the data set (dataset.copy_blocks)."""
     work: Path
     """Where its mount points and state folders go."""
     mount_flags: list[str]
@@ -47,8 +42,9 @@ class System(Protocol):
     name: str
     setup: str
     """Versions and options, for the report."""
-    reads_ufs: bool
-    """Whether it can fetch what no block worker holds."""
+    reads_blocks: bool
+    """Whether it is a client of Alluxio: reads the block worker's block files (others: the copies), and can fetch what
+    no block worker holds."""
     warm_up_runs: int
     """At most so many before a workload is measured; fewer when two agree within 10 %."""
 
@@ -61,56 +57,56 @@ class System(Protocol):
     def pids(self, folder: str) -> list[int]:
         """The roots of the process trees that serve this part of the data."""
 
-    def served(self) -> Bytes | None:
-        """Its own counters; None when it has none."""
+    def counters(self) -> Counters:
+        """Its own; nothing when it has none."""
 
 
 class Native:
-    """The block files themselves, under the names of the data set."""
+    """Copies of the block files, under the names of the data set."""
 
-    setup = "the block worker's block files on the local file system, no FUSE"
-    reads_ufs = False
+    setup = "copies of the block worker's block files on the same local file system, no FUSE"
+    reads_blocks = False
     warm_up_runs = 1
 
     def __init__(self, name: str, ground: Ground) -> None:
         self.name = name
-        self._links = ground.links
+        self._copies = ground.copies
 
     def start(self, stack: ExitStack) -> None:
         """Nothing to start."""
 
     def place(self, folder: str) -> Path:
         """The links."""
-        return self._links / folder
+        return self._copies / folder
 
     def pids(self, folder: str) -> list[int]:
         """The reader does everything."""
         return []
 
-    def served(self) -> Bytes | None:
+    def counters(self) -> Counters:
         """Nothing counts."""
-        return None
+        return {}
 
 
 class Bindfs:
-    """bindfs over the block files: what FUSE alone costs, in C."""
+    """bindfs over copies of the block files: what FUSE alone costs, in C."""
 
-    reads_ufs = False
+    reads_blocks = False
     warm_up_runs = 1
     options = ("-r", "--multithreaded", "-o", "kernel_cache,attr_timeout=7200,entry_timeout=7200")
 
     def __init__(self, name: str, ground: Ground) -> None:
         self.name = name
         version = subprocess.run(["bindfs", "--version"], capture_output=True, text=True, check=True).stdout.strip()
-        self.setup = f"{version} {' '.join(self.options)} over the block files"
-        self._links = ground.links
+        self.setup = f"{version} {' '.join(self.options)} over copies of the block files"
+        self._copies = ground.copies
         self._mountpoint = ground.work / f"mnt-{name}"
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, stack: ExitStack) -> None:
         """Mount in the foreground."""
         self._mountpoint.mkdir()
-        process = subprocess.Popen(["bindfs", "-f", *self.options, str(self._links), str(self._mountpoint)])
+        process = subprocess.Popen(["bindfs", "-f", *self.options, str(self._copies), str(self._mountpoint)])
         self._process = process
         stack.callback(process.wait)
         stack.callback(subprocess.run, ["umount", str(self._mountpoint)], check=True)
@@ -129,15 +125,15 @@ class Bindfs:
         assert self._process is not None
         return [self._process.pid]
 
-    def served(self) -> Bytes | None:
+    def counters(self) -> Counters:
         """bindfs counts nothing."""
-        return None
+        return {}
 
 
 class AlluxioFuse:
     """alluxio-fuse 2.9.3 with its documented tuning for training; `extra` are more mount options."""
 
-    reads_ufs = True
+    reads_blocks = True
     warm_up_runs = 8
 
     def __init__(self, name: str, ground: Ground, *extra: str) -> None:
@@ -164,18 +160,19 @@ class AlluxioFuse:
         assert self._server is not None
         return [self._server.process.pid]
 
-    def served(self) -> Bytes:
+    def counters(self) -> Counters:
         """Client.BytesReadLocal counts short-circuit bytes, the block worker's counters all others."""
         client = self._cluster.fuse_metrics(self._mountpoint)
         local = sum(value for name, value in client.items() if name.startswith("Client.BytesReadLocal."))
-        return Bytes(local, self._cluster.bytes_read_remotely())
+        return {LOCAL: local / MEGABYTE, ELSEWHERE: self._cluster.bytes_read_remotely() / MEGABYTE}
 
 
 class Fusecache:
     """This project: `fusecache mount`, as a user starts it."""
 
-    reads_ufs = True
-    warm_up_runs = 2
+    reads_blocks = True
+    # Passthrough begins with a folder's second open: the first has its version confirmed.
+    warm_up_runs = 3
 
     def __init__(self, name: str, ground: Ground, *flags: str, path: str = "") -> None:
         self.name = name
@@ -183,10 +180,8 @@ class Fusecache:
         self._flags = ["--map-names", *flags, *ground.mount_flags]
         self._path = path
         self.setup = " ".join(["fusecache mount", f"alluxio://MASTER/{path} MOUNTPOINT", *self._flags])
-        self._metrics_address = f"127.0.0.1:{free_port('127.0.0.1')}"
-        state = ground.work / f"state-{name}"
-        service = ["--state-dir", str(state), "--runtime-dir", str(state / "run")]
-        service += ["--metrics-address", self._metrics_address]
+        self._runtime = ground.work / f"run-{name}"
+        service = ["--state-dir", str(ground.work / f"state-{name}"), "--runtime-dir", str(self._runtime)]
         source = f"alluxio://{ground.cluster.master}/{path}"
         self._mount = Mount(source, ground.work / f"mnt-{name}", *self._flags, *service)
 
@@ -202,23 +197,31 @@ class Fusecache:
         """The process that was started; what serves may be below it."""
         return [self._mount.pid]
 
-    def served(self) -> Bytes:
-        """fusecache_read_bytes_total by source. Bytes that the kernel read by itself (passthrough) are not in it."""
-        with urllib.request.urlopen(f"http://{self._metrics_address}/metrics", timeout=10) as answer:
-            text = answer.read().decode()
-        found = {
-            source: float(value)
-            for source, value in re.findall(r'^fusecache_read_bytes_total\{source="(\w+)"\} (\S+)$', text, re.MULTILINE)
+    def counters(self) -> Counters:
+        """By its control socket. Bytes that the kernel reads by itself (passthrough) no process counts: the opens show
+        that it did."""
+        socket = control_client.socket_path(self._runtime, self._mount.mountpoint)
+        status = control_client.call(socket, "status", STATUS_S)
+        read = {
+            source: status["metrics"].get(f"fusecache_read_bytes_total{{source={source}}}", 0.0) / MEGABYTE
+            for source in ("local_block", "block_worker", "ufs")
         }
-        return Bytes(found.get("local_block", 0.0), found.get("block_worker", 0.0) + found.get("ufs", 0.0))
+        found = {LOCAL: read["local_block"], ELSEWHERE: read["block_worker"] + read["ufs"]}
+        if gate := status.get("gate"):
+            ordinary = gate["opens"]["ordinary"]
+            found[PASSED_THROUGH] = sum(gate["opens"].values()) - ordinary
+            found[ORDINARY] = ordinary
+            found[GATE] = sum(gate["answered"].values())
+            found[WORKERS] = sum(gate["dispatched"].values())
+        return found
 
 
 class Auto:
     """`--open-mode auto` chooses for a whole mount by what lies in it: one mount of the small files, one of the large
     ones. What a row's processor time and memory are is the mount's that serves its folder."""
 
-    reads_ufs = True
-    warm_up_runs = 2
+    reads_blocks = True
+    warm_up_runs = Fusecache.warm_up_runs
 
     def __init__(self, name: str, ground: Ground) -> None:
         self.name = name
@@ -240,10 +243,12 @@ class Auto:
         """Of the mount of its kind."""
         return self._part(folder).pids(folder)
 
-    def served(self) -> Bytes:
-        """Both."""
-        found = [part.served() for part in self._parts.values()]
-        return Bytes(sum(each.local_block for each in found), sum(each.elsewhere for each in found))
+    def counters(self) -> Counters:
+        """Of both."""
+        found: Counter[str] = Counter()
+        for part in self._parts.values():
+            found.update(part.counters())
+        return dict(found)
 
     def _part(self, folder: str) -> Fusecache:
         return self._parts[Path(folder).parts[0]]

@@ -29,7 +29,13 @@ def outcome(rates: dict[str, float], exceptions: dict[tuple[str, str], float] | 
             for row in about.rows
         }
         memory = {name: [Memory(3 << 20, 2 << 20)] * ROUNDS for name in rates}
-        return MeasuredWorkload(about.name, rows, {name: [1.0, 1.05] for name in rates}, memory, {"no-open": (5, 6)})
+        return MeasuredWorkload(
+            about.name,
+            rows,
+            {name: [1.0, 1.05] for name in rates},
+            memory,
+            {"no-open": {"MB from local block files": 5}},
+        )
 
     machine = dict.fromkeys(("cpu", "kernel", "python", "commit", "load", "date", "minutes"), "?")
     shape = dict.fromkeys(("small_files", "small_file_bytes", "large_bytes", "epoch_files", "block_bytes"), 1)
