@@ -74,9 +74,8 @@ EMBEDDED_END_S: Final = 5.0
 KILLED_S: Final = 5.0
 """A killed process that is still there after this hangs in the kernel, and is left behind."""
 
-GATE_TICK_S: Final = 5.0
-GATE_SILENT_S: Final = 30.0
-"""The gate is asked for its counters every tick. One that has not answered for this long is stuck, and replaced."""
+GATE_TICKS: Final = 6
+"""How often the gate is asked for its counters within the time after which its silence counts."""
 
 STACKS_S: Final = 1.0
 """From SIGABRT, at which a part prints its stacks, to SIGKILL."""
@@ -239,7 +238,8 @@ class Supervisor:
             elif kind == "status":
                 self._send_agent({"kind": "status", **self._describe()})
             elif kind == "stop":
-                self._asked_to_end("the agent's request")
+                if self._state == "serving":
+                    self._asked_to_end("the agent's request")
             else:
                 self._log.warning("a message of the agent is not understood", kind=kind)
 
@@ -273,8 +273,11 @@ class Supervisor:
         if self._state in ("preparing", "starting"):
             self._fail(UNEXPECTED, f"the agent ended with {how} before the mount was ready")
         elif self._state == "serving":
-            reason = self._agent_failure.error if self._agent_failure else ""
-            self._log.warning("the agent ended, reads go on", how=how, reason=reason, again_in_s=verdict.delay_s)
+            if self._agent_failure:
+                reason = self._agent_failure.error
+                self._log.warning("the agent failed, reads go on", reason=reason, again_in_s=verdict.delay_s)
+            else:
+                self._log.warning("the agent ended, reads go on", how=how, again_in_s=verdict.delay_s)
             self._after("agent", verdict.delay_s, self._launch_agent)
 
     def _agent_start_is_late(self) -> None:
@@ -301,7 +304,7 @@ class Supervisor:
         settings = {**self._session.gate_settings(), "open_mode": self._session.open_mode}
         self._gate.launch(self._spec, self._session.gate_device, self._table_fd, settings, self._environment)
         self._gate_answered_at_s = time.monotonic()
-        self._after("gate tick", GATE_TICK_S, self._ask_gate)
+        self._after("gate tick", self._spec.gate_silent_s / GATE_TICKS, self._ask_gate)
         if self._agent.gate_link is not None:
             self._gate.send({"kind": "agent"}, (self._agent.gate_link.fileno(),))
         for worker in self._workers:
@@ -418,13 +421,13 @@ class Supervisor:
 
     def _ask_gate(self) -> None:
         silent_s = time.monotonic() - self._gate_answered_at_s
-        if silent_s > GATE_SILENT_S:
+        if silent_s > self._spec.gate_silent_s:
             self._log.error("the gate is stuck and is replaced", silent_s=round(silent_s), pid=self._gate.pid)
             self._gate.kill(signal.SIGABRT)
             self._after("gate kill", STACKS_S, lambda: self._gate.kill(signal.SIGKILL))
             return
         self._gate.send({"kind": "status"})
-        self._after("gate tick", GATE_TICK_S, self._ask_gate)
+        self._after("gate tick", self._spec.gate_silent_s / GATE_TICKS, self._ask_gate)
 
     def _embedded_ended(self, how: str) -> None:
         if self._state in ("preparing", "starting"):
@@ -552,6 +555,8 @@ class Supervisor:
     def _describe(self) -> dict[str, Any]:
         """The mount and its parts, for the agent's `status`."""
         session = self._session
+        uptime_s = round(time.monotonic() - self._started_at_s, 1)
+        own = {"pid": os.getpid(), "ready": True, "restarts": 0, "uptime_s": uptime_s, "crash_looping": False}
         return {
             "mountpoint": self._spec.mountpoint,
             "device": session.device_number if session else "",
@@ -565,9 +570,9 @@ class Supervisor:
             "congestion_threshold": session.plan.congestion_threshold if session else 0,
             "max_pages": session.plan.max_pages if session else 0,
             "max_read_bytes": self._spec.max_read_bytes,
-            "uptime_s": round(time.monotonic() - self._started_at_s, 1),
+            "uptime_s": uptime_s,
             "parts": [
-                {"name": "supervisor", "pid": os.getpid(), "ready": True, "restarts": 0},
+                {"name": "supervisor", **own},
                 *(part.describe() for part in (self._gate, self._agent, *self._workers)),
             ],
         }

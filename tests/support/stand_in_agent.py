@@ -1,4 +1,4 @@
-"""An agent that knows no cluster: says `prepared`, waits for `serving`, tells the ready pipe, writes down what it hears.
+"""An agent that knows no cluster: says `prepared`, waits for `serving`, tells the ready pipe, notes what it hears.
 
 What it is told lies in the folder FUSECACHE_STAND_IN as `agent-serving.json` and `agent-status.json` (asked for when
 the file `ask` appears there). A file `agent fails` there makes it fail with the exit code and text that it holds.

@@ -6,11 +6,13 @@ It serves one root folder with four files of fixed content:
   poison  kills the worker that is asked to read it
   huge    content of 64 MiB that is a function of the offset
 Its part of the gate's protocol is what ours does: INIT is answered on the socket, READ data goes through slots.
+The INIT that it was shown lies in the folder as `init`, and `asked` is there once `slow` was asked for.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
 import os
 import select
@@ -66,7 +68,10 @@ class StandIn:
         poll.register(self._requests, select.POLLIN)
         while True:
             if poll.poll(SLOW_POLL_MS if self._slow else None):
-                message = os.read(self._requests, 1 << 20)
+                try:
+                    message = os.read(self._requests, 1 << 20)
+                except ConnectionResetError:
+                    return  # the gate ended with answers unread
                 if not message:
                     return
                 self._handle(message)
@@ -79,6 +84,7 @@ class StandIn:
         _, opcode, unique, inode, *_ = IN_HEADER.unpack_from(message)
         body = message[IN_HEADER.size :]
         if opcode == INIT:
+            (self._folder / "init").write_bytes(message)
             major, minor, readahead, flags = struct.unpack_from("<IIII", body)
             kept = flags & ((1 << 0) | (1 << 5) | (1 << 18) | (1 << 22))
             answer = struct.pack(
@@ -129,11 +135,12 @@ class StandIn:
         self._answer(unique, self._slots.token(slot, len(content)))
 
     def _answer(self, unique: int, body: bytes = b"", *, error: int = 0) -> None:
-        os.write(self._requests, OUT_HEADER.pack(OUT_HEADER.size + len(body), -error, unique) + body)
+        with contextlib.suppress(ConnectionError):  # the gate is gone: the next read says so
+            os.write(self._requests, OUT_HEADER.pack(OUT_HEADER.size + len(body), -error, unique) + body)
 
 
 def main() -> int:
-    """Flags as the supervisor gives them; a file `die at start` in the folder says what it says."""
+    """Flags as the supervisor gives them."""
     parser = argparse.ArgumentParser()
     for flag in ("index", "requests-fd", "slots-fd", "offers-fd", "plan-fd", "epoch-fd"):
         parser.add_argument(f"--{flag}", type=int, required=True)

@@ -154,10 +154,11 @@ class Supervised:
             check=False,
         )
 
-    def reading(self, name: str) -> subprocess.Popen[bytes]:
-        """The same, going on."""
+    def reading(self, name: str, *, direct: bool = False) -> subprocess.Popen[bytes]:
+        """The first 64 KiB, going on. `direct`: one READ whose error the caller sees; a buffered one is tried again."""
+        flags = ["iflag=direct"] if direct else []
         return subprocess.Popen(
-            ["dd", f"if={self.mountpoint / name}", "status=none", "bs=64k", "count=1"],
+            ["dd", f"if={self.mountpoint / name}", "status=none", "bs=64k", "count=1", *flags],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
@@ -181,10 +182,12 @@ class Supervised:
 
     def __exit__(self, *failure: object) -> None:
         """Take down what is there; log noise of the parts reaches the test's own standard error."""
-        if self.process is not None and self.process.poll() is None:
-            self.process.send_signal(signal.SIGKILL)
-            self.process.wait(WAIT_S)
+        if self.process is not None:
+            for number in (signal.SIGTERM, signal.SIGKILL):
+                if self.process.poll() is None:
+                    self.process.send_signal(number)
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        self.process.wait(WAIT_S)
         while is_mounted(self.mountpoint):
-            with contextlib.suppress(subprocess.CalledProcessError):
-                subprocess.run(["umount", "-l", str(self.mountpoint)], check=True)
+            subprocess.run(["umount", "-l", str(self.mountpoint)], check=True)
         sys.stderr.write(self.stderr())
