@@ -85,7 +85,12 @@ class Session:
     async def serve(self) -> None:
         """Answer requests until the mount, or the gate, is gone or `stop` is called."""
         request_wait.install(self._spin_us / 1e6)
-        await pyfuse3.main(min_tasks=8, max_tasks=MAX_TASKS)
+        try:
+            await pyfuse3.main(min_tasks=8, max_tasks=MAX_TASKS)
+        except* ConnectionAbortedError:
+            # The mount ended while a request was being taken from the device: most often the RELEASE of a file that was
+            # closed just before. Otherwise the kernel says ENODEV, which libfuse takes for the end by itself.
+            pass
 
     def stop(self) -> None:
         """Let `serve` return once what is in flight is answered; on the loop's thread."""
