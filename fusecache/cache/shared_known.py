@@ -17,7 +17,8 @@ from __future__ import annotations
 import math
 import random
 from collections import OrderedDict
-from typing import Final, NamedTuple
+from collections.abc import Callable
+from typing import Final, NamedTuple, TypeVar
 
 import lmdb
 import structlog
@@ -38,6 +39,9 @@ log = structlog.get_logger(__name__)
 
 RETRY_S: Final = 1.0
 """A store that can't be read is tried again after so long, or when the epoch moves."""
+
+
+_T = TypeVar("_T")
 
 
 class Learned(NamedTuple):
@@ -73,6 +77,7 @@ class SharedKnown(Known):
             hot_entries=hot_entries,
             epoch=board.epoch,
         )
+        self._negative_hits = metrics.counter("fusecache_metadata_lookups_total", result="negative_hit")
         self._notices = board
         self._seen_epoch = -1
         self._retry_at = math.inf
@@ -98,9 +103,11 @@ class SharedKnown(Known):
         except (lmdb.Error, StateError) as exc:
             self._lost(exc)
             return False
-        if found is None:
-            folder.last_used = self.now()
-        return found is None
+        if found is not None:
+            return False
+        folder.last_used = self.now()
+        self._negative_hits.value += 1
+        return True
 
     def whole_page(self, inode: int, after: int, limit: int) -> list[Entry] | None:
         """A page of a folder's listing; None when it has to be asked for."""
@@ -123,12 +130,16 @@ class SharedKnown(Known):
         if inode == ROOT:
             return False
         found = self.find(inode)  # first: it looks at what is new
-        return found is None and not self._notices.marked(inode_mark(inode))
+        return found is None and not self.marked(inode)
 
     def listing_of(self, inode: int) -> Listing | None:
         """The listing of folder `inode` in use now; None when there is none of this boot."""
         self.current_folder(inode)
         return super().listing_of(inode)
+
+    def marked(self, inode: int) -> bool:
+        """Whether the writer may know an inode better than the store."""
+        return self._notices.marked(inode_mark(inode))
 
     def is_immutable(self, folder: int) -> bool:
         """Whether a folder's rule says that what is listed never changes."""
@@ -171,8 +182,8 @@ class SharedKnown(Known):
         return self._shared.identity is None
 
     def used_since(self, moment: float) -> list[int]:
-        """Folders used after `moment` (seconds of the clock)."""
-        return [folder.inode for folder in self._folders.values() if folder.last_used > moment]
+        """Folders used at or after `moment` (seconds of the clock)."""
+        return [folder.inode for folder in self._folders.values() if folder.last_used >= moment]
 
     def count_entries(self) -> None:
         """Set the gauge of entries, which statfs shows."""
@@ -266,7 +277,7 @@ class SharedKnown(Known):
         learned = self._learned.get(inode)
         if learned is None:
             return listed
-        if self._notices.marked(inode_mark(inode)):
+        if self.marked(inode):
             return learned.entry
         if listed is not None:
             return listed
@@ -278,10 +289,26 @@ class SharedKnown(Known):
     def find(self, inode: int) -> Entry | None:
         """What is known of an inode; None = dead, or never seen here."""
         self.follow()
-        return super().find(inode)
+        return self._readable(super().find, inode)
+
+    def path(self, inode: int) -> bytes:
+        """Alluxio path of an inode. Raises StaleId when it, or a folder above it, is not known here."""
+        return self._readable(super().path, inode)
+
+    def ufs_path(self, inode: int) -> bytes | None:
+        """Full path in the UFS, None when Alluxio did not tell it. Raises StaleId."""
+        return self._readable(super().ufs_path, inode)
+
+    def _readable(self, read: Callable[[int], _T], inode: int) -> _T:
+        """From the store and what is learned; when the store turns out to be unreadable, from what is learned."""
+        try:
+            return read(inode)
+        except (lmdb.Error, StateError) as exc:
+            self._lost(exc)
+            return read(inode)
 
     def _better_known(self, inode: int) -> bool:
-        return self._notices.marked(inode_mark(inode))
+        return self.marked(inode)
 
     def _better_known_name(self, parent: int, name: bytes) -> bool:
         return self._notices.marked(name_mark(parent, name))

@@ -53,6 +53,9 @@ SEND_S: Final = 30.0
 HELLO_S: Final = 10.0
 """For the first message."""
 
+DYING_S: Final = 1.0
+"""After a connection ended its process is surely gone, if it was killed."""
+
 ACCEPT_PAUSE_S: Final = 0.1
 MAX_REMEMBERED: Final = 64
 """Workers, living or dead, whose last metrics are kept apart; those of older ones are summed up."""
@@ -153,6 +156,7 @@ class MetadataService:
         self._extra = dict(extra or {})
         self._workers: set[_Worker] = set()
         self._connections = 0
+        self._ended = trio.Event()
         self._counted: OrderedDict[str, list[Any]] = OrderedDict()
         """Last metrics by a worker's token, living or dead."""
         self._counted_before = Metrics(show_unused=False)
@@ -188,6 +192,7 @@ class MetadataService:
         listener = self._listen()
         try:
             async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._free_reader_slots)
                 task_status.started()
                 while True:
                     try:
@@ -223,6 +228,18 @@ class MetadataService:
             raise StateError(f"the socket {path} for metadata can't be made: {exc.strerror}") from exc
         return trio.socket.from_stdlib_socket(listener)
 
+    async def _free_reader_slots(self) -> NoReturn:
+        """Of workers that were killed: a slot in the middle of a read would keep LMDB from using its pages again."""
+        while True:
+            await self._ended.wait()
+            self._ended = trio.Event()
+            # Twice: a process that is being killed may close the socket before the lock that says it lives.
+            for wait_s in (0.0, DYING_S):
+                await trio.sleep(wait_s)
+                freed = self._store.reader_check()
+                if freed:
+                    log.info("reader slots of ended workers were freed", slots=freed)
+
     # ---- one connection ----
 
     async def _serve(self, stream: trio.SocketStream) -> None:
@@ -246,8 +263,8 @@ class MetadataService:
             self._connections -= 1
             if worker is not None:
                 self._workers.discard(worker)
-                freed = self._store.reader_check()
-                log.debug("a worker's connection ended", index=worker.index, reader_slots_freed=freed)
+                log.debug("a worker's connection ended", index=worker.index)
+                self._ended.set()
 
     async def _welcome(self, stream: trio.SocketStream, frames: Frames) -> _Worker | None:
         hello = await frames.next()

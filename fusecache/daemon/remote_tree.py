@@ -174,9 +174,11 @@ class RemoteTree:
     def kernel_timeout_s(self, entry: Entry) -> float:
         """How long the kernel may keep `entry`, in seconds."""
         told = self._told.get(entry.inode)
-        if told is not None and told.entry is entry:
-            return max(0.0, told.until - self._now())
-        return self._known.kernel_timeout_s(entry)
+        if told is None or told.entry != entry:
+            return self._known.kernel_timeout_s(entry)
+        # The store says it better, if a listing has the entry by now.
+        listed_s = 0.0 if self._known.marked(entry.inode) else self._known.kernel_timeout_s(entry)
+        return listed_s or max(0.0, told.until - self._now())
 
     def negative_timeout_s(self, parent: int) -> float:
         """How long the kernel may keep that a name is missing in folder `parent`, in seconds."""

@@ -15,7 +15,9 @@ from typing import Any
 
 import lmdb
 import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
 
+from fusecache.cache import store as store_module
 from fusecache.cache.board import BoardReader, BoardWriter
 from fusecache.cache.freshness import FreshnessPolicy
 from fusecache.cache.listing_diff import Change
@@ -23,11 +25,11 @@ from fusecache.cache.read_only_store import ReadOnlyStore
 from fusecache.cache.record import Entry
 from fusecache.cache.store import MetadataStore
 from fusecache.cache.tree import ROOT, MetadataTree
-from fusecache.clock import Clock
 from fusecache.daemon.metadata_service import MetadataService
 from fusecache.daemon.remote_tree import RemoteTree
 from fusecache.metrics import Metrics
 from tests.t2_cache.alluxio_model import AlluxioModel
+from tests.t2_cache.harness import TestClock
 
 REFRESH_S = 100.0
 BOOT = "boot-1"
@@ -42,10 +44,7 @@ class SameProcessStore(ReadOnlyStore):
         super().__init__(boot=BOOT)
 
     def _open(self, path: Path, map_bytes: int) -> lmdb.Environment:
-        agent = self._mount.agent
-        if agent is None:
-            raise OSError("this test reads the store of a living agent only")
-        return agent.store._environment
+        return self._mount.environment(map_bytes)
 
     def _release(self, environment: lmdb.Environment) -> None:
         """It is the writer's."""
@@ -61,7 +60,7 @@ class Agent:
         self.listed_again: list[int] = []
         self.board = BoardWriter(mount.board_fd)
         self.store = MetadataStore(
-            mount.folder / "metadata", mount.cluster, root_path=mount.root_path, map_bytes=64 << 20, boot=BOOT
+            mount.store_folder, mount.cluster, root_path=mount.root_path, map_bytes=64 << 20, boot=BOOT
         )
         self.tree = MetadataTree(
             self.store,
@@ -88,6 +87,15 @@ class Agent:
             extra={"echo": self._echo},
         )
 
+    async def settled(self) -> None:
+        """No listing or question is running; under a mock clock they take no time."""
+        loader = self.tree._running()
+        while True:
+            await wait_all_tasks_blocked()
+            if not len(loader._listings) and not len(loader._questions):
+                return
+            await trio.to_thread.run_sync(lambda: None)
+
     async def _heal(self, inode: int) -> None:
         self.healed.append(inode)
 
@@ -104,7 +112,7 @@ class SharedMount:
         self,
         folder: Path,
         model: AlluxioModel,
-        clock: Clock,
+        mock_clock: MockClock,
         *,
         policy: FreshnessPolicy,
         chunk: int,
@@ -112,9 +120,10 @@ class SharedMount:
         on_change: Callable[[Change], None],
         root_path: bytes,
     ) -> None:
-        self.folder = folder
+        self.store_folder = folder / "metadata"
         self.model = model
-        self.clock = clock
+        self.mock_clock = mock_clock
+        self.clock = TestClock(mock_clock)
         self.policy = policy
         self.chunk = chunk
         self.budget_s = budget_s
@@ -122,12 +131,32 @@ class SharedMount:
         self.root_path = root_path
         self.cluster = "cluster-1"
         self.socket = folder / "run" / "agent.sock"
+        self._environment: lmdb.Environment | None = None
+        self.workers: list[RemoteTree] = []
         self.board_fd = os.memfd_create("board")
 
     @property
     def tree(self) -> MetadataTree:
         assert self.agent is not None
         return self.agent.tree
+
+    def environment(self, map_bytes: int) -> lmdb.Environment:
+        """The writer's, which stays open when it is gone, as another process's own would."""
+        if self._environment is None:
+            self._environment = store_module._share_environment(self.store_folder, map_bytes, BOOT)
+        return self._environment
+
+    def close(self) -> None:
+        """At the end of the test."""
+        if self._environment is not None:
+            store_module._drop_environment(self.store_folder)
+        os.close(self.board_fd)
+
+    async def _connected(self, tree: RemoteTree) -> None:
+        """The pauses between two attempts to connect pass by jumps."""
+        while not tree._link.connected:
+            self.mock_clock.jump(0.05)
+            await trio.to_thread.run_sync(lambda: None)
 
     @asynccontextmanager
     async def living_agent(self) -> AsyncIterator[Agent]:
@@ -138,6 +167,8 @@ class SharedMount:
                 await nursery.start(agent.tree.run)
                 await agent.tree.start()
                 await nursery.start(agent.service.run)
+                for worker in self.workers:
+                    await self._connected(worker)
                 try:
                     yield agent
                 finally:
@@ -149,7 +180,7 @@ class SharedMount:
 
     @asynccontextmanager
     async def worker(self, index: int = 0, *, hot_entries: int = 1000) -> AsyncIterator[Worker]:
-        """A worker's view, until the end of the block."""
+        """A worker's view, until the end of the block; connected, when an agent lives."""
         board = BoardReader(self.board_fd)
         metrics = Metrics()
         tree = RemoteTree(
@@ -167,10 +198,14 @@ class SharedMount:
         try:
             async with trio.open_nursery() as nursery:
                 await nursery.start(tree.run)
-                await tree.start()
+                self.workers.append(tree)
+                if self.agent is not None:
+                    await self._connected(tree)
+                    await tree.start()
                 try:
                     yield Worker(tree, metrics)
                 finally:
+                    self.workers.remove(tree)
                     nursery.cancel_scope.cancel()
         finally:
             tree.close()
@@ -209,7 +244,7 @@ class Worker:
 def shared_mount(
     folder: Path,
     model: AlluxioModel,
-    clock: Clock,
+    mock_clock: MockClock,
     *,
     policy: FreshnessPolicy = POLICY,
     chunk: int = 8192,
@@ -221,7 +256,7 @@ def shared_mount(
     mount = SharedMount(
         folder,
         model,
-        clock,
+        mock_clock,
         policy=policy,
         chunk=chunk,
         budget_s=budget_s,
@@ -231,4 +266,4 @@ def shared_mount(
     try:
         yield mount
     finally:
-        os.close(mount.board_fd)
+        mount.close()
