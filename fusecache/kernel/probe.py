@@ -54,7 +54,7 @@ def probe(masked: Iterable[str] = ()) -> Features:
             output, said = child.communicate(timeout=PROBE_S)
         except subprocess.TimeoutExpired:
             child.kill()
-            return judge(_nothing(f"the probe did not end within {PROBE_S:.0f} s"), masked)
+            return judge(_nothing(f"the probe did not end within {PROBE_S:g} s"), masked)
     if child.returncode:
         last = said.decode(errors="replace").strip().rpartition("\n")[2]
         return judge(_nothing(f"the probe ended with {child.returncode}: {last}"), masked)
