@@ -64,20 +64,6 @@ def worker_answer(
 def fields(answer: bytes) -> dict[str, int]:
     names = ("major", "minor", "readahead", "flags", "background", "threshold", "max_write", "grain", "pages")
     names += ("alignment", "flags2", "depth", "timeout")
-        "major",
-        "minor",
-        "readahead",
-        "flags",
-        "background",
-        "threshold",
-        "max_write",
-        "grain",
-        "pages",
-        "alignment",
-        "flags2",
-        "depth",
-        "timeout",
-    ]
     return dict(zip(names, INIT_OUT.unpack_from(answer, 16), strict=True))
 
 
