@@ -45,12 +45,31 @@ def _identity(path: bytes, status: os.stat_result) -> LearnedFile:
     return LearnedFile(path, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
-class Backing:
-    """Registers files for one connection."""
+class Registry:
+    """The kernel's table of backing files of one connection."""
 
-    def __init__(self, device: int, allowed_devices: frozenset[int] | None) -> None:
-        """`device`: descriptor of /dev/fuse. `allowed_devices`: st_dev of cache and tier folders; None: any."""
+    def __init__(self, device: int) -> None:
+        """`device`: descriptor of /dev/fuse."""
         self._device = device
+
+    def register(self, descriptor: int) -> int:
+        """FUSE_DEV_IOC_BACKING_OPEN: the backing id (> 0). Raises OSError (no right, stacked or odd file system)."""
+        # A bytearray: with bytes, fcntl.ioctl returns the argument instead of the result.
+        mapping = bytearray(wire.BACKING_MAP.pack(descriptor, 0, 0))
+        backing_id: int = fcntl.ioctl(self._device, wire.DEV_IOC_BACKING_OPEN, mapping)
+        return backing_id
+
+    def unregister(self, backing_id: int) -> None:
+        """FUSE_DEV_IOC_BACKING_CLOSE: the kernel's reference goes; files that are open keep theirs. Raises OSError."""
+        fcntl.ioctl(self._device, wire.DEV_IOC_BACKING_CLOSE, bytearray(_U32.pack(backing_id)))
+
+
+class Backing:
+    """Registers files for one connection, after checks."""
+
+    def __init__(self, registry: Registry, allowed_devices: frozenset[int] | None) -> None:
+        """`allowed_devices`: st_dev of cache and tier folders; None: any."""
+        self._registry = registry
         self._allowed_devices = allowed_devices
         self._learned: dict[int, LearnedFile] = {}
         self.refusals: Counter[str] = Counter()
@@ -77,7 +96,7 @@ class Backing:
             if refusal is not None:
                 self.refusals[refusal] += 1
                 return None
-            backing_id = self._register(descriptor)
+            backing_id = self._registry.register(descriptor)
             path = os.readlink(b"/proc/self/fd/%d" % descriptor)
         except OSError as exc:
             self.refusals[_reason("offer", exc)] += 1
@@ -104,7 +123,7 @@ class Backing:
             if refusal is not None:
                 self._forget(inode, refusal)
                 return None
-            return self._register(descriptor)
+            return self._registry.register(descriptor)
         except OSError as exc:
             self._forget(inode, _reason("learned", exc))
             return None
@@ -112,9 +131,9 @@ class Backing:
             os.close(descriptor)
 
     def unregister(self, backing_id: int) -> None:
-        """FUSE_DEV_IOC_BACKING_CLOSE: the kernel's reference goes; files that are open keep theirs."""
+        """Give a backing id back to the kernel."""
         try:
-            fcntl.ioctl(self._device, wire.DEV_IOC_BACKING_CLOSE, bytearray(_U32.pack(backing_id)))
+            self._registry.unregister(backing_id)
         except OSError as exc:
             self.refusals[_reason("close", exc)] += 1
 
@@ -126,13 +145,6 @@ class Backing:
     def learned(self) -> int:
         """Inodes whose backing file is known."""
         return len(self._learned)
-
-    def _register(self, descriptor: int) -> int:
-        # A bytearray: with bytes, fcntl.ioctl returns the argument instead of the result.
-        backing_id: int = fcntl.ioctl(
-            self._device, wire.DEV_IOC_BACKING_OPEN, bytearray(wire.BACKING_MAP.pack(descriptor, 0, 0))
-        )
-        return backing_id
 
     def _learn(self, inode: int, file: LearnedFile) -> None:
         self._learned[inode] = file

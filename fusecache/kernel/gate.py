@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import array
+import contextlib
 import errno
 import json
 import mmap
@@ -28,7 +29,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from fusecache.kernel import open_table, wire
-from fusecache.kernel.backing import Backing
+from fusecache.kernel.backing import Backing, Registry
 from fusecache.kernel.gate_worker import Worker
 from fusecache.kernel.in_flight import InFlight, Load, Request
 from fusecache.kernel.init_message import InitError, InitPlan, patched_answer
@@ -40,8 +41,6 @@ from fusecache.kernel.spin import Spin
 
 REQUEST_BUFFER_BYTES: Final = (1 << 20) + 4096
 """The kernel refuses to read into less than fuse_in_header + fuse_write_in + max_write (libfuse's is 1 MiB at most)."""
-REQUESTS_A_ROUND: Final = 16
-"""Requests taken before workers' answers are looked at again."""
 OVERDUE_S: Final = 0.25
 """A request left unread by a blocked worker for so long is given to another one too."""
 LOOK_AGAIN_S: Final = 0.020
@@ -55,6 +54,8 @@ MOST_CONTROL_BYTES: Final = 1 << 16
 _DROPPED: Final = frozenset((wire.FORGET, wire.BATCH_FORGET, wire.INTERRUPT, wire.NOTIFY_REPLY))
 _NO_SUCH_CALL: Final = frozenset((wire.FLUSH, wire.FSYNC, wire.FSYNCDIR, wire.OPENDIR))
 _DONE: Final = frozenset((wire.RELEASE, wire.RELEASEDIR, wire.DESTROY))
+_NOTHING_READ: Final = frozenset((errno.EAGAIN, errno.EINTR, errno.ENOENT, errno.EIO))
+"""ENOENT: its caller was killed before it was taken. EIO: too long for any buffer, its caller has its error."""
 _WITH_HANDLE: Final = frozenset((wire.READ, wire.READDIR, wire.READDIRPLUS))
 
 
@@ -70,6 +71,10 @@ class BadAnswer(Exception):
         self.request = request
 
 
+class SupervisorGone(Exception):
+    """Nobody would restart us or the workers: end, so that the connection ends."""
+
+
 class Unmounted(Exception):
     """The kernel ended the connection."""
 
@@ -77,7 +82,9 @@ class Unmounted(Exception):
 class Gate:
     """One connection to the kernel."""
 
-    def __init__(self, device: int, control: int, settings: Mapping[str, Any]) -> None:
+    def __init__(
+        self, device: int, control: int, settings: Mapping[str, Any], registry: Registry | None = None
+    ) -> None:
         """`settings` as the supervisor sends them. Raises KeyError, ValueError or OSError for unusable ones."""
         self._log = Log("gate", settings.get("log_level", "info"))
         self._device = device
@@ -92,7 +99,9 @@ class Gate:
         if self._passthrough:
             self._table = OpenTable(_table_buffer(settings["open_table_fd"]))
         allowed = settings.get("backing_devices")
-        self._backing = Backing(device, None if allowed is None else frozenset(map(_device_number, allowed)))
+        self._backing = Backing(
+            registry or Registry(device), None if allowed is None else frozenset(map(_device_number, allowed))
+        )
         self._spin = Spin(int(settings.get("spin_us", 0)))
 
         self._workers: dict[int, Worker] = {}
@@ -111,8 +120,10 @@ class Gate:
         self._opens = {"passthrough": 0, "passthrough, learned": 0, "passthrough, known": 0, "ordinary": 0}
         self._slot_bytes = 0
         self._buffer = bytearray(REQUEST_BUFFER_BYTES)
+        self._buffers = [self._buffer]
         self._view = memoryview(self._buffer)
         self._answer = bytearray(wire.MOST_ANSWER_BYTES + 1)
+        self._answers = [self._answer]
         self._answer_view = memoryview(self._answer)
         self._expire_at_s = 0.0
         self._notifications = Notifications(device, self.status, self.take_opened, self._to_forget.append, self._log)
@@ -133,6 +144,8 @@ class Gate:
         except GateFailed as exc:
             self._tell({"kind": "failed", "text": str(exc)})
             raise
+        except SupervisorGone as exc:
+            raise GateFailed("the supervisor is gone") from exc
 
     def _serve(self) -> None:
         poll = self._epoll.poll
@@ -140,30 +153,32 @@ class Gate:
         control = self._control.fileno()
         spin = self._spin
         clock = time.monotonic
+        workers = self._workers
         last_request_s = 0.0
         look_at_s = 0.0
         while True:
-            events = poll(0)
+            events = poll(0) if spin.us else ()
             if not events:
-                now_s = clock()
-                until_s = spin.until_s(last_request_s, now_s)
-                if until_s:
-                    while not events and clock() < until_s:
-                        events = poll(0)
-                    spin.spent(clock() - now_s)
+                if spin.us:
+                    now_s = clock()
+                    until_s = spin.until_s(last_request_s, now_s)
+                    if until_s:
+                        while not events and clock() < until_s:
+                            events = poll(0)
+                        spin.spent(clock() - now_s)
                 if not events:
                     events = poll(self._sleep_s())
             now_s = clock()
             for descriptor, _ in events:
                 if descriptor == device:
-                    self._take_requests(now_s)
+                    self._take_request(now_s)
                     last_request_s = now_s
                 elif descriptor == control:
                     self._take_control()
                 else:
-                    worker = self._workers.get(descriptor)
+                    worker = workers.get(descriptor)
                     if worker is not None:  # None: closed by an event before this one
-                        self._take_answers(worker, now_s)
+                        self._take_answer(worker, now_s)
                         last_request_s = now_s
             if now_s >= look_at_s:
                 look_at_s = now_s + LOOK_AGAIN_S
@@ -172,7 +187,7 @@ class Gate:
                     return
 
     def _sleep_s(self) -> float:
-        if self._stop_at_s is not None or self._in_flight.waiting or self._in_flight.owed:
+        if self._in_flight.is_busy or self._stop_at_s is not None:
             return LOOK_AGAIN_S
         if self._to_forget or (self._table is not None and self._table.closed):
             return EXPIRE_EVERY_S
@@ -199,61 +214,65 @@ class Gate:
         if self._to_forget:
             self._forget_backings()
 
+    def close(self) -> None:
+        """Close every descriptor. What is in flight is then the business of whoever reads the device."""
+        for worker in self._workers.values():
+            worker.close()
+        self._notifications.close()
+        self._epoll.close()
+        self._control.close()
+        os.close(self._device)
+
     # From the kernel
 
     def _start_reading(self) -> None:
         self._reads_device = True
         self._epoll.register(self._device, select.EPOLLIN)
 
-    def _take_requests(self, now_s: float) -> None:
-        device = self._device
+    def _take_request(self, now_s: float) -> None:
+        """One request: epoll says when there is another (0.5 us; to read until EAGAIN costs an exception, 1.7 us)."""
         buffer = self._buffer
-        parts = [buffer]
-        for _ in range(REQUESTS_A_ROUND):
-            try:
-                received = os.readv(device, parts)
-            except BlockingIOError:
+        try:
+            received = os.readv(self._device, self._buffers)
+        except OSError as exc:
+            if exc.errno in (errno.ENODEV, errno.ECONNABORTED):
+                raise Unmounted from exc
+            if exc.errno in _NOTHING_READ:
                 return
-            except OSError as exc:
-                if exc.errno in (errno.ENODEV, errno.ECONNABORTED):
-                    raise Unmounted from exc
-                if exc.errno in (errno.ENOENT, errno.EINTR, errno.EIO):
-                    # Its caller was killed before we took it; or it is too long for any buffer and was answered EIO.
-                    continue
-                raise GateFailed(f"the device can't be read: {exc.strerror}") from exc
-            try:
-                opcode, unique, inode = wire.decode_request(buffer, received)
-            except wire.BadMessage as exc:
-                raise GateFailed(f"the kernel sent {exc}") from exc
-            if opcode == wire.OPEN:
-                if self._table is None:
-                    self._answered[opcode] += 1
-                    self._write(wire.error_answer(unique, wire.NO_SUCH_CALL))
-                    continue
-                if self._open_here(unique, inode):
-                    self._answered[opcode] += 1
-                    continue
-            elif opcode == wire.RELEASE:
-                self._answered[opcode] += 1
-                if self._table is not None and not self._table.was_applied(unique):
-                    self._table.release(inode, unique, now_s)
-                self._write(wire.error_answer(unique, 0))
-                continue
-            elif opcode in _WITH_HANDLE:
-                wire.use_inode_as_handle(buffer, opcode, inode)
-            elif opcode in _DROPPED:
-                self._answered[opcode & 255] += 1
-                continue
-            elif opcode in _NO_SUCH_CALL:
+            raise GateFailed(f"the device can't be read: {exc.strerror}") from exc
+        try:
+            opcode, unique, inode = wire.decode_request(buffer, received)
+        except wire.BadMessage as exc:
+            raise GateFailed(f"the kernel sent {exc}") from exc
+        if opcode == wire.OPEN:
+            if self._table is None:
                 self._answered[opcode] += 1
                 self._write(wire.error_answer(unique, wire.NO_SUCH_CALL))
-                continue
-            elif opcode in _DONE:
+                return
+            if self._open_here(self._table, unique, inode, now_s):
                 self._answered[opcode] += 1
-                self._write(wire.error_answer(unique, 0))
-                continue
-            self._dispatched[opcode & 255] += 1
-            self._dispatch(Request(opcode, unique, inode, bytes(self._view[:received])), now_s)
+                return
+        elif opcode == wire.RELEASE:
+            self._answered[opcode] += 1
+            if self._table is not None and not self._table.was_applied(unique):
+                self._table.release(inode, unique, now_s)
+            self._write(wire.error_answer(unique, 0))
+            return
+        elif opcode in _WITH_HANDLE:
+            wire.use_inode_as_handle(buffer, opcode, inode)
+        elif opcode in _DROPPED:
+            self._answered[opcode] += 1
+            return
+        elif opcode in _NO_SUCH_CALL:
+            self._answered[opcode] += 1
+            self._write(wire.error_answer(unique, wire.NO_SUCH_CALL))
+            return
+        elif opcode in _DONE:
+            self._answered[opcode] += 1
+            self._write(wire.error_answer(unique, 0))
+            return
+        self._dispatched[opcode & 255] += 1
+        self._dispatch(Request(opcode, unique, inode, bytes(self._view[:received])), now_s)
 
     def _write(self, answer: bytes | memoryview) -> bool:
         """Answer the kernel; False when the request is gone."""
@@ -272,10 +291,8 @@ class Gate:
 
     # Opens
 
-    def _open_here(self, unique: int, inode: int) -> bool:
+    def _open_here(self, table: OpenTable, unique: int, inode: int, now_s: float) -> bool:
         """Answer an OPEN without a worker; False when one must be asked."""
-        table = self._table
-        assert table is not None
         row = table.rows.get(inode)
         if row is not None:
             if row.mode != open_table.PASSTHROUGH:
@@ -296,15 +313,13 @@ class Gate:
             self._opens["passthrough, learned"] += 1
         self._remember_opened(inode)
         if not self._write(wire.passthrough_answer(unique, row.backing_id)):
-            table.release(inode, unique, time.monotonic())
+            table.release(inode, unique, now_s)
         return True
 
-    def _finish_open(self, worker: Worker, request: Request, answer: bytes) -> None:
-        """A worker answered an OPEN: with its offer, and with how the inode is open already, this is how."""
-        table = self._table
-        assert table is not None
+    def _finish_open(self, table: OpenTable, worker: Worker, request: Request, received: int, now_s: float) -> None:
+        """A worker answered an OPEN: its offer, or how the inode is open already, says how it is opened."""
         try:
-            ordinary = wire.ordinary_open_answer(answer)
+            ordinary = wire.ordinary_open_answer(self._answer_view[:received])
         except wire.BadMessage as exc:
             raise BadAnswer(request, str(exc)) from exc
         offered = worker.offers.take(request.inode)
@@ -333,7 +348,7 @@ class Gate:
             self._opens["ordinary"] += 1
             final = ordinary
         if not self._write(final):
-            table.release(request.inode, request.unique, time.monotonic())
+            table.release(request.inode, request.unique, now_s)
 
     def _remember_opened(self, inode: int) -> None:
         opened = self._opened
@@ -406,48 +421,42 @@ class Gate:
     def _has_unread(self, load: Load) -> bool:
         return self._by_index[load.index].has_unread()
 
-    def _take_answers(self, worker: Worker, now_s: float) -> None:
-        """All answers that lie in a worker's socket; at its end, the worker is dead."""
-        parts = [self._answer]
+    def _take_answer(self, worker: Worker, now_s: float) -> None:
+        """One message of a worker; the end of its socket: it is dead."""
+        try:
+            received = os.readv(worker.requests, self._answers)
+        except (BlockingIOError, ConnectionResetError):
+            # Reset: it died with requests unread; the answers that it gave before, and the end, come after this.
+            return
+        except OSError as exc:
+            raise GateFailed(f"worker {worker.index}'s socket can't be read: {exc.strerror}") from exc
+        if not received:
+            self._bury(worker, now_s)
+            return
         load = worker.load
-        for _ in range(REQUESTS_A_ROUND):
-            try:
-                received = os.readv(worker.requests, parts)
-            except BlockingIOError:
-                break
-            except ConnectionResetError:
-                # It died with requests unread; answers that it gave before come after this.
-                continue
-            except OSError as exc:
-                raise GateFailed(f"worker {worker.index}'s socket can't be read: {exc.strerror}") from exc
-            if not received:
-                self._bury(worker, now_s)
+        try:
+            error, unique = wire.decode_answer(self._answer, received)
+            if not load.ready and unique == self._plan.unique:
+                self._greet(worker, bytes(self._answer_view[:received]))
                 return
-            try:
-                error, unique = wire.decode_answer(self._answer, received)
-                if not load.ready and unique == self._plan.unique:
-                    self._greet(worker, bytes(self._answer_view[:received]))
-                    continue
-                request = self._in_flight.answer_of(load, unique, now_s)
-                if request is None:
-                    self._drop_answer(worker, received)
-                elif error:
-                    self._write(wire.error_answer(unique, error))
-                elif request.opcode == wire.READ:
-                    self._answer_read(worker, request, received)
-                elif request.opcode == wire.OPEN:
-                    self._finish_open(worker, request, bytes(self._answer_view[:received]))
-                else:
-                    self._write(self._answer_view[:received])
-            except BadAnswer as exc:
-                # Its request is nobody's fault, but may be what makes workers do this: the third time it is EIO.
-                self._in_flight.take_back(load, exc.request)
-                self._break(worker, str(exc), now_s)
-                return
-            except (wire.BadMessage, InitError) as exc:
-                self._break(worker, str(exc), now_s)
-                return
-        if self._in_flight.waiting:
+            request = self._in_flight.answer_of(load, unique, now_s)
+            if request is None:
+                self._drop_answer(worker, received)
+            elif error:
+                self._write(wire.error_answer(unique, error))
+            elif request.opcode == wire.READ:
+                self._answer_read(worker, request, received)
+            elif request.opcode == wire.OPEN and self._table is not None:
+                self._finish_open(self._table, worker, request, received, now_s)
+            else:
+                self._write(self._answer_view[:received])
+        except BadAnswer as exc:
+            # Its request is nobody's fault, but may be what makes workers do this: the third time it is EIO.
+            self._in_flight.take_back(load, exc.request)
+            self._break(worker, str(exc), now_s)
+        except (wire.BadMessage, InitError) as exc:
+            self._break(worker, str(exc), now_s)
+        if self._in_flight.waiting_reads or self._in_flight.waiting_others:
             self._give_waiting(now_s)
 
     def _answer_read(self, worker: Worker, request: Request, received: int) -> None:
@@ -536,8 +545,10 @@ class Gate:
                 message, descriptors = _receive_control(self._control)
             except BlockingIOError:
                 return
+            except OSError as exc:
+                raise SupervisorGone from exc
             if not message:
-                raise GateFailed("the supervisor is gone")
+                raise SupervisorGone
             try:
                 order = json.loads(message)
                 kind = order["kind"]
@@ -663,7 +674,8 @@ def main(arguments: list[str] | None = None, log: Callable[[str], Log] = Log) ->
         return 1
     gate = Gate(flags.device_fd, flags.control_fd, flags.settings)
     try:
-        gate.run()
+        with contextlib.closing(gate):
+            gate.run()
     except GateFailed as exc:
         log("gate").error("gate ends", why=str(exc))
         return 1

@@ -51,8 +51,8 @@ class Worker:
     def close(self) -> None:
         """The worker gets EOF, if it still lives."""
         self.offers.close()
-        with contextlib.suppress(OSError):
-            # Also ends the descriptors that others may still hold of it.
-            socket.socket(fileno=os.dup(self.requests)).shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self.requests)) as ended:
+            # Closing is not enough: the supervisor may still hold this end.
+            ended.shutdown(socket.SHUT_RDWR)
         os.close(self.requests)
         self.slots.close()

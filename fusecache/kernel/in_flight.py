@@ -213,6 +213,13 @@ class InFlight:
         return late
 
     @property
+    def is_busy(self) -> bool:
+        """Something waits, or is owed."""
+        if self.waiting_reads or self.waiting_others:
+            return True
+        return any(load.owed for load in self.loads.values())
+
+    @property
     def owed(self) -> int:
         """Requests that workers hold."""
         return sum(len(load.owed) for load in self.loads.values())

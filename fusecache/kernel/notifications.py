@@ -9,6 +9,7 @@ The gate's loop is only touched through two thread-safe callables and `forget_ba
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -45,17 +46,27 @@ class Notifications:
         self._forget_backing = forget_backing
         self._log = log
         self._link: socket.socket | None = None
-        self._queue: queue.Queue[tuple[socket.socket, gate_link.LinkRequest]] = queue.Queue(MOST_QUEUED)
+        self._receiver: threading.Thread | None = None
+        self._queue: queue.Queue[tuple[socket.socket, gate_link.LinkRequest] | None] = queue.Queue(MOST_QUEUED)
         self.counts: Counter[str] = Counter()
-        threading.Thread(target=self._write_all, name="notifications", daemon=True).start()
+        self._writer = threading.Thread(target=self._write_all, name="notifications", daemon=True)
+        self._writer.start()
 
     def serve(self, descriptor: int) -> None:
         """Take over a link; the one before it is closed."""
-        before, self._link = self._link, socket.socket(fileno=descriptor)
-        if before is not None:
-            self._shut(before)
+        self._end_link()
+        self._link = socket.socket(fileno=descriptor)
         self._link.setblocking(True)
-        threading.Thread(target=self._receive, args=(self._link,), name="agent-link", daemon=True).start()
+        self._receiver = threading.Thread(target=self._receive, args=(self._link,), name="agent-link", daemon=True)
+        self._receiver.start()
+
+    def close(self) -> None:
+        """End the link and the writing, after the notification that is being written."""
+        self._end_link()
+        self._queue.put(None)
+        self._writer.join()
+        if self._receiver is not None:
+            self._receiver.join()
 
     def _receive(self, link: socket.socket) -> None:
         while True:
@@ -78,11 +89,14 @@ class Notifications:
                 self._answer(link, request.id, 0, struct.pack(f"<{len(inodes)}Q", *inodes))
             else:
                 self._queue.put((link, request))
-        self._shut(link)
+        link.close()
 
     def _write_all(self) -> None:
         while True:
-            link, request = self._queue.get()
+            entry = self._queue.get()
+            if entry is None:
+                return
+            link, request = entry
             number = self.notify(request)
             self.counts["pushes" if not number else "pushes refused"] += 1
             if request.kind == gate_link.STORE and not number:
@@ -112,8 +126,8 @@ class Notifications:
         except OSError as exc:
             self._log.warning("the agent gets no answer", why=exc.strerror)
 
-    def _shut(self, link: socket.socket) -> None:
-        try:
-            link.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            return  # the other thread was first
+    def _end_link(self) -> None:
+        """Its thread closes it."""
+        if self._link is not None:
+            with contextlib.suppress(OSError):  # the agent was first
+                self._link.shutdown(socket.SHUT_RDWR)

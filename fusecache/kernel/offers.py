@@ -45,6 +45,10 @@ class OfferSender:
             return False
         return True
 
+    def close(self) -> None:
+        """No more offers."""
+        self._socket.close()
+
 
 class OfferReceiver:
     """The gate's half, for one worker."""

@@ -18,6 +18,7 @@ class Spin:
 
     def __init__(self, us: int) -> None:
         """`us`: microseconds after the last request; 0 switches it off."""
+        self.us = us
         self._most_s = us / 1e6
         self._window_end_s = 0.0
         self._left_s = 0.0

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import errno
 import struct
-from typing import Final, NamedTuple
+from typing import Final
 
 LOOKUP: Final = 1
 FORGET: Final = 2
@@ -94,16 +94,8 @@ class BadMessage(Exception):
     """Bytes that are no message of this protocol."""
 
 
-class RequestStart(NamedTuple):
-    """What the gate reads of each request."""
-
-    opcode: int
-    unique: int
-    inode: int
-
-
-def decode_request(buffer: bytes | bytearray | memoryview, received: int) -> RequestStart:
-    """The start of the request in the first `received` bytes. Raises BadMessage.
+def decode_request(buffer: bytes | bytearray | memoryview, received: int) -> tuple[int, int, int]:
+    """(opcode, unique, inode) of the request in the first `received` bytes. Raises BadMessage.
 
     Also makes sure that the requests the gate looks into (READ, READDIR) are long enough for it.
     """
@@ -114,7 +106,7 @@ def decode_request(buffer: bytes | bytearray | memoryview, received: int) -> Req
         raise BadMessage(f"a request of {received} bytes that claims {length}")
     if opcode in (READ, READDIR, READDIRPLUS) and received < READ_IN_BYTES:
         raise BadMessage(f"{OPCODE_NAMES[opcode]} of {received} bytes")
-    return RequestStart(opcode, unique, inode)
+    return opcode, unique, inode
 
 
 def read_size(message: bytes | bytearray | memoryview) -> int:
@@ -137,18 +129,10 @@ _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
 
 
-class Answer(NamedTuple):
-    """The start of a worker's answer."""
+def decode_answer(buffer: bytes | bytearray | memoryview, received: int) -> tuple[int, int]:
+    """(error, unique) of the first `received` bytes, as an answer that the kernel would take. Raises BadMessage.
 
-    error: int
-    """0, or the errno as a positive number."""
-    unique: int
-
-
-def decode_answer(buffer: bytes | bytearray | memoryview, received: int) -> Answer:
-    """Check the first `received` bytes as an answer that the kernel would take. Raises BadMessage.
-
-    unique 0 would be a notification: workers have none to send.
+    The error is 0 or the errno as a positive number. unique 0 would be a notification: workers have none to send.
     """
     if not OUT_HEADER.size <= received <= MOST_ANSWER_BYTES:
         raise BadMessage(f"an answer of {received} bytes")
@@ -161,7 +145,7 @@ def decode_answer(buffer: bytes | bytearray | memoryview, received: int) -> Answ
         raise BadMessage(f"an answer with error {error} and {received - OUT_HEADER.size} bytes")
     if not unique:
         raise BadMessage("a notification")
-    return Answer(-error, unique)
+    return -error, unique
 
 
 def error_answer(unique: int, number: int) -> bytes:
@@ -179,7 +163,7 @@ def passthrough_answer(unique: int, backing_id: int) -> bytes:
     return OPEN_ANSWER.pack(OPEN_ANSWER.size, 0, unique, 0, FOPEN_PASSTHROUGH, backing_id)
 
 
-def ordinary_open_answer(answer: bytes) -> bytes:
+def ordinary_open_answer(answer: bytes | memoryview) -> bytes:
     """OPEN: a worker's answer without passthrough and without its handle, which no other worker would know.
 
     The other flags stay (FOPEN_DIRECT_IO, FOPEN_KEEP_CACHE). Raises BadMessage when it is no OPEN answer.

@@ -1,0 +1,717 @@
+"""The gate between a kernel and workers that the test plays: SEQPACKET sockets instead of /dev/fuse and processes."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import json
+import os
+import select
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fusecache.kernel import wire
+from fusecache.kernel.backing import Registry
+from fusecache.kernel.gate import Gate, GateFailed
+from fusecache.kernel.gate_link import GateLink
+from fusecache.kernel.in_flight import MOST_DELIVERIES
+from fusecache.kernel.init_message import INIT_OUT, InitPlan
+from fusecache.kernel.offers import OfferSender
+from fusecache.kernel.open_table import TABLE_BYTES
+from fusecache.kernel.reply_slots import WorkerSlots, create_slots
+from tests.support.log_noise import Declare
+
+WAIT_S = 10.0
+INIT_UNIQUE = 2
+SLOTS = 4
+
+
+class FakeRegistry(Registry):
+    """The kernel's table of backing files."""
+
+    def __init__(self) -> None:
+        self.registered: dict[int, int] = {}
+        self.refusal: int | None = None
+        self._last = 0
+
+    def register(self, descriptor: int) -> int:
+        if self.refusal is not None:
+            raise OSError(self.refusal, os.strerror(self.refusal))
+        self._last += 1
+        self.registered[self._last] = os.fstat(descriptor).st_ino
+        return self._last
+
+    def unregister(self, backing_id: int) -> None:
+        del self.registered[backing_id]
+
+
+class FakeWorker:
+    """A worker process's ends of its sockets."""
+
+    def __init__(self, system: System, index: int, slots: int = SLOTS) -> None:
+        gate_requests, self.requests = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        gate_offers, offers = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        memory = create_slots(slots, 1 << 16)
+        self.slots = WorkerSlots(memory)
+        self.offers = OfferSender(offers.detach())
+        self.requests.settimeout(WAIT_S)
+        system.workers.append(self)
+        self.index = index
+        order = json.dumps({"kind": "worker", "index": index, "pid": 1000 + index}).encode()
+        socket.send_fds(system.control, [order], [gate_requests.fileno(), memory, gate_offers.fileno()])
+        gate_requests.close()
+        gate_offers.close()
+        os.close(memory)
+
+    def greet(self) -> None:
+        message = self.requests.recv(4096)
+        assert struct.unpack_from("<IIQ", message)[1:] == (wire.INIT, INIT_UNIQUE)
+        body = INIT_OUT.pack(7, 38, 1 << 17, 0, 12, 9, 1 << 20, 1, 0, 0, 0, 0, 0).ljust(64, b"\0")
+        self.answer(INIT_UNIQUE, body)
+
+    def take(self) -> tuple[int, int, bytes]:
+        """(opcode, unique, message)."""
+        message = self.requests.recv(1 << 17)
+        assert message, "the gate closed the worker's socket"
+        return (*struct.unpack_from("<IIQ", message)[1:], message)
+
+    def answer(self, unique: int, body: bytes = b"", error: int = 0) -> None:
+        self.requests.send(wire.OUT_HEADER.pack(16 + len(body), -error, unique) + body)
+
+    def answer_read(self, unique: int, content: bytes) -> None:
+        slot = self.slots.take(len(content))
+        assert slot is not None
+        slot.view[:] = content
+        self.answer(unique, self.slots.token(slot, len(content)))
+
+    def has_request(self) -> bool:
+        return bool(select.select([self.requests], [], [], 0)[0])
+
+    def die(self) -> None:
+        self.requests.close()
+
+    def close(self) -> None:
+        self.requests.close()
+        self.offers.close()
+
+
+class System:
+    """Kernel, supervisor and gate."""
+
+    def __init__(self, open_mode: str, table: int, **settings: Any) -> None:
+        self.kernel, device = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.kernel.settimeout(WAIT_S)
+        self.control, gate_control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.control.settimeout(WAIT_S)
+        self.registry = FakeRegistry()
+        self.device = device
+        self.failure: BaseException | None = None
+        self.workers: list[FakeWorker] = []
+        init = wire.IN_HEADER.pack(56, wire.INIT, INIT_UNIQUE, 0, 0, 0, 0, 0, 0) + struct.pack("<IIII", 7, 38, 0, 0)
+        plan = InitPlan(
+            kernel_flags=0, kernel_minor=38, unique=INIT_UNIQUE, max_readahead_bytes=0, max_background=64,
+            congestion_threshold=48, max_pages=0, passthrough=False,
+        )  # fmt: skip
+        given = {"open_mode": open_mode, "init": init.hex(), "init_plan": dataclasses.asdict(plan)}
+        given["open_table_fd"] = table
+        self.gate = Gate(device.detach(), gate_control.detach(), {**given, **settings}, self.registry)
+        self.thread = threading.Thread(target=self._run)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.gate.run()
+        except GateFailed as exc:
+            self.failure = exc
+
+    def worker(self, index: int = 0, slots: int = SLOTS) -> FakeWorker:
+        worker = FakeWorker(self, index, slots)
+        worker.greet()
+        while self.told()["kind"] != "worker_ready":
+            pass
+        return worker
+
+    def first_worker(self) -> FakeWorker:
+        worker = FakeWorker(self, 0)
+        worker.greet()
+        assert struct.unpack_from("<IiQ", self.kernel.recv(4096))[1:] == (0, INIT_UNIQUE)
+        assert self.told() == {"kind": "initialised"}
+        assert self.told() == {"kind": "worker_ready", "index": 0, "pid": 1000}
+        return worker
+
+    def told(self) -> dict[str, Any]:
+        return dict(json.loads(self.control.recv(1 << 16)))
+
+    def order(self, **message: Any) -> None:
+        self.control.send(json.dumps(message).encode())
+
+    def status(self) -> dict[str, Any]:
+        self.order(kind="status")
+        answer = self.told()
+        assert answer["kind"] == "status"
+        return answer
+
+    def link(self) -> GateLink:
+        mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        socket.send_fds(self.control, [b'{"kind": "agent"}'], [its.fileno()])
+        its.close()
+        return GateLink(mine.detach(), timeout_s=WAIT_S)
+
+    def ask(self, opcode: int, unique: int, inode: int = 1, body: bytes = b"") -> None:
+        self.kernel.send(wire.IN_HEADER.pack(40 + len(body), opcode, unique, inode, 0, 0, 0, 0, 0) + body)
+
+    def read(self, unique: int, size: int, inode: int = 1) -> None:
+        self.ask(wire.READ, unique, inode, struct.pack("<QQIIQII", 0, 0, size, 0, 0, 0, 0))
+
+    def answered(self) -> tuple[int, int, bytes]:
+        """(errno, unique, body)."""
+        message = self.kernel.recv(1 << 21)
+        length, error, unique = wire.OUT_HEADER.unpack_from(message)
+        assert length == len(message)
+        return -error, unique, message[16:]
+
+    def end(self) -> None:
+        """As if the supervisor died."""
+        self.control.close()
+        self.thread.join(WAIT_S)
+        assert not self.thread.is_alive()
+        self.gate.close()
+        self.kernel.close()
+        for worker in self.workers:
+            worker.close()
+
+
+Start = Callable[..., System]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    with contextlib.ExitStack() as ends:
+
+        def begin(open_mode: str = "no-open", table: int | None = None, **settings: Any) -> System:
+            if table is None:
+                table = os.memfd_create("table")
+                ends.callback(os.close, table)
+            system = System(open_mode, table, **settings)
+            ends.callback(system.end)
+            return system
+
+        yield begin
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < end_s
+        time.sleep(0.002)
+
+
+def test_a_read_s_bytes_come_from_the_shared_slot(start: Start) -> None:
+    system = start()
+    worker = system.first_worker()
+    system.read(10, 5000, inode=77)
+    opcode, unique, message = worker.take()
+    assert (opcode, unique) == (wire.READ, 10)
+    assert struct.unpack_from("<Q", message, 40) == (77,)
+    worker.answer_read(10, b"x" * 4999)
+    assert system.answered() == (0, 10, b"x" * 4999)
+    wait_until(lambda: worker.slots.busy == 0)
+    assert system.status()["bytes by slots"] == 4999
+
+
+def test_without_open_the_gate_answers_what_needs_no_worker(start: Start) -> None:
+    system = start()
+    system.first_worker()
+    for unique, opcode in enumerate((wire.OPEN, wire.OPENDIR, wire.FLUSH, wire.FSYNC, wire.FSYNCDIR), 10):
+        system.ask(opcode, unique)
+        assert system.answered() == (errno.ENOSYS, unique, b"")
+    for unique, opcode in enumerate((wire.RELEASE, wire.RELEASEDIR, wire.DESTROY), 20):
+        system.ask(opcode, unique)
+        assert system.answered() == (0, unique, b"")
+    for unique, opcode in enumerate((wire.FORGET, wire.BATCH_FORGET, wire.INTERRUPT), 30):
+        system.ask(opcode, unique)
+    system.ask(wire.OPEN, 40)
+    assert system.answered() == (errno.ENOSYS, 40, b"")
+    assert system.status()["answered"]["INTERRUPT"] == 1
+
+
+def test_errors_and_other_answers_pass_unchanged(start: Start) -> None:
+    system = start()
+    worker = system.first_worker()
+    system.ask(wire.LOOKUP, 10, body=b"name\0")
+    assert worker.take()[2][40:] == b"name\0"
+    worker.answer(10, error=errno.ENOENT)
+    assert system.answered() == (errno.ENOENT, 10, b"")
+    system.ask(wire.STATFS, 11)
+    worker.take()
+    worker.answer(11, b"s" * 80)
+    assert system.answered() == (0, 11, b"s" * 80)
+    system.read(12, 100)
+    worker.take()
+    worker.answer(12, error=errno.EIO)
+    assert system.answered() == (errno.EIO, 12, b"")
+
+
+def test_what_a_dead_worker_held_is_answered_by_another(start: Start) -> None:
+    system = start()
+    first = system.first_worker()
+    system.read(10, 100)
+    first.take()
+    first.die()
+    second = system.worker(1)
+    assert second.take()[:2] == (wire.READ, 10)
+    second.answer_read(10, b"abc")
+    assert system.answered() == (0, 10, b"abc")
+    status = system.status()
+    assert (status["worker deaths"], status["redelivered"]) == (1, 1)
+
+
+def test_answers_given_before_a_death_count(start: Start) -> None:
+    system = start()
+    worker = system.first_worker()
+    for unique in (10, 11, 12):
+        system.read(unique, 100)
+    assert [worker.take()[1] for _ in range(2)] == [10, 11]
+    wait_until(worker.has_request)
+    worker.answer_read(10, b"ten")
+    worker.die()  # request 12 is unread: the gate's socket is reset before the answer can be taken
+    assert system.answered() == (0, 10, b"ten")
+    second = system.worker(1)
+    assert [second.take()[1] for _ in range(2)] == [11, 12]
+
+
+def test_a_request_waits_while_no_worker_lives(start: Start) -> None:
+    system = start()
+    system.first_worker().die()
+    wait_until(lambda: system.status()["worker deaths"] == 1)
+    system.ask(wire.GETATTR, 10)
+    wait_until(lambda: system.status()["waiting"] == 1)
+    worker = system.worker(0)
+    assert worker.take()[:2] == (wire.GETATTR, 10)
+
+
+def test_a_request_that_kills_its_workers_is_answered_eio(start: Start, expected_logs: Declare) -> None:
+    expected_logs(r"request answered EIO: every worker that held it died", count=1)
+    system = start()
+    worker = system.first_worker()
+    system.ask(wire.GETATTR, 10)
+    for delivery in range(MOST_DELIVERIES):
+        assert worker.take()[:2] == (wire.GETATTR, 10)
+        worker.die()
+        if delivery < MOST_DELIVERIES - 1:
+            worker = system.worker(0)
+    assert system.answered() == (errno.EIO, 10, b"")
+    assert system.status()["poisoned"] == 1
+
+
+def test_while_workers_fail_everything_is_eio_until_one_is_ready(start: Start, expected_logs: Declare) -> None:
+    expected_logs(r"workers die as fast as they start", count=1)
+    system = start()
+    system.first_worker().die()
+    wait_until(lambda: system.status()["worker deaths"] == 1)
+    system.ask(wire.GETATTR, 10)
+    wait_until(lambda: system.status()["waiting"] == 1)
+    system.order(kind="workers_failing", failing=True)
+    assert system.answered() == (errno.EIO, 10, b"")
+    system.ask(wire.GETATTR, 11)
+    assert system.answered() == (errno.EIO, 11, b"")
+    worker = system.worker(0)
+    system.ask(wire.GETATTR, 12)
+    assert worker.take()[1] == 12
+
+
+def test_a_worker_has_no_more_reads_than_slots(start: Start) -> None:
+    system = start()
+    worker = system.first_worker()
+    for unique in range(10, 10 + SLOTS + 1):
+        system.read(unique, 10)
+    for unique in range(10, 10 + SLOTS):
+        assert worker.take()[1] == unique
+    system.ask(wire.GETATTR, 99)
+    assert worker.take()[1] == 99
+    assert not worker.has_request()
+    worker.answer_read(11, b"x")
+    assert system.answered() == (0, 11, b"x")
+    assert worker.take()[1] == 10 + SLOTS
+
+
+def test_a_blocked_worker_s_requests_go_to_another_too(start: Start) -> None:
+    system = start()
+    blocked = system.first_worker()
+    system.read(10, 10)
+    wait_until(blocked.has_request)  # given, and not taken out
+    other = system.worker(1)
+    assert other.take()[:2] == (wire.READ, 10)
+    other.answer_read(10, b"fast")
+    assert system.answered() == (0, 10, b"fast")
+    assert blocked.take()[1] == 10
+    blocked.answer_read(10, b"slow")
+    wait_until(lambda: blocked.slots.busy == 0)
+    assert system.status()["answers nobody waits for"] == 1
+    system.ask(wire.OPENDIR, 11)
+    assert system.answered() == (errno.ENOSYS, 11, b"")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"short",
+        wire.OUT_HEADER.pack(17, 0, 10),
+        wire.OUT_HEADER.pack(16, -600, 10),
+        wire.OUT_HEADER.pack(16, wire.NOTIFY_RESEND, 0),
+        wire.OUT_HEADER.pack(21, 0, 10) + b"bytes",
+        wire.OUT_HEADER.pack(32, 0, 10) + b"0123456789abcdef",
+        wire.OUT_HEADER.pack(100_016, 0, 10) + bytes(100_000),
+    ],
+    ids=["short", "length", "errno", "notification", "bytes instead of a token", "no token", "too long"],
+)
+def test_a_worker_that_answers_what_none_may_is_cut_off_and_the_request_lives(
+    start: Start, expected_logs: Declare, answer: bytes
+) -> None:
+    expected_logs(r"worker cut off", count=1)
+    system = start()
+    worker = system.first_worker()
+    system.read(10, 100)
+    worker.take()
+    worker.requests.send(answer)
+    told = system.told()
+    assert (told["kind"], told["index"], told["pid"]) == ("worker_broken", 0, 1000)
+    assert worker.requests.recv(100) == b""
+    second = system.worker(1)
+    assert second.take()[:2] == (wire.READ, 10)
+    second.answer_read(10, b"good")
+    assert system.answered() == (0, 10, b"good")
+
+
+def test_more_bytes_than_the_read_asked_for_never_reach_the_kernel(start: Start, expected_logs: Declare) -> None:
+    expected_logs(r"worker cut off.*5 bytes for a READ of 4", count=1)
+    system = start()
+    worker = system.first_worker()
+    system.read(10, 4)
+    worker.take()
+    worker.answer_read(10, b"12345")
+    assert system.told()["kind"] == "worker_broken"
+
+
+def test_an_answer_to_no_request_is_dropped(start: Start) -> None:
+    system = start()
+    worker = system.first_worker()
+    worker.answer(999)
+    worker.answer(998, error=errno.EIO)
+    system.ask(wire.OPENDIR, 10)
+    assert system.answered() == (errno.ENOSYS, 10, b"")
+    wait_until(lambda: system.status()["answers nobody waits for"] == 2)
+
+
+def test_a_full_worker_socket_makes_requests_wait_and_lose_nothing(start: Start) -> None:
+    system = start()
+    worker = system.first_worker()
+    # The smallest buffer (4.5 KiB) holds a few requests with a long name.
+    count = 30
+    for unique in range(10, 10 + count):
+        system.ask(wire.LOOKUP, unique, body=b"n" * 900 + b"\0")
+    seen = []
+    for _ in range(count):
+        opcode, unique, _ = worker.take()
+        assert opcode == wire.LOOKUP
+        seen.append(unique)
+        worker.answer(unique, error=errno.ENOENT)
+    assert seen == list(range(10, 10 + count))
+    assert sorted(system.answered()[1] for _ in range(count)) == seen
+
+
+def test_the_end_of_the_supervisor_is_a_failure(start: Start) -> None:
+    system = start()
+    system.control.shutdown(socket.SHUT_RDWR)
+    wait_until(lambda: system.failure is not None)
+    assert str(system.failure) == "the supervisor is gone"
+
+
+def test_stop_waits_for_what_workers_owe(start: Start) -> None:
+    system = start()
+    worker = system.first_worker()
+    system.read(10, 100)
+    worker.take()
+    system.order(kind="stop")
+    assert system.status()["in flight"] == 1  # answered after the order was taken
+    system.ask(wire.GETATTR, 11)
+    worker.answer_read(10, b"last")
+    assert system.answered() == (0, 10, b"last")
+    wait_until(lambda: not system.thread.is_alive())
+    assert not worker.has_request() or worker.requests.recv(100) == b""
+
+
+# Passthrough
+
+
+def open_answer(worker: FakeWorker, unique: int) -> None:
+    worker.answer(unique, wire.OPEN_OUT.pack(5, wire.FOPEN_KEEP_CACHE, 0))
+
+
+@pytest.fixture
+def block(tmp_path: Path) -> Path:
+    file = tmp_path / "block"
+    file.write_bytes(b"content")
+    return file
+
+
+def opened(system: System) -> tuple[int, int, int]:
+    """(unique, open flags, backing id) of the OPEN that is answered next."""
+    error, unique, body = system.answered()
+    assert error == 0
+    _, flags, backing_id = wire.OPEN_OUT.unpack(body)
+    return unique, flags, backing_id
+
+
+def offer_and_open(system: System, worker: FakeWorker, file: Path, unique: int, flags: int = os.O_RDONLY) -> None:
+    system.ask(wire.OPEN, unique, inode=50)
+    assert worker.take()[:2] == (wire.OPEN, unique)
+    descriptor = os.open(file, flags)
+    assert worker.offers.offer(50, descriptor)
+    os.close(descriptor)
+    open_answer(worker, unique)
+
+
+def test_an_offered_file_is_opened_by_passthrough_and_learned(start: Start, block: Path) -> None:
+    system = start("passthrough")
+    worker = system.first_worker()
+    link = system.link()
+    offer_and_open(system, worker, block, 10)
+    assert opened(system) == (10, wire.FOPEN_PASSTHROUGH, 1)
+    assert system.registry.registered == {1: block.stat().st_ino}
+    # Open already: the gate answers alone.
+    system.ask(wire.OPEN, 11, inode=50)
+    assert opened(system) == (11, wire.FOPEN_PASSTHROUGH, 1)
+    for unique in (12, 13):
+        system.ask(wire.RELEASE, unique, inode=50)
+        assert system.answered() == (0, unique, b"")
+    # Invalidated: what was registered is given back; the next open asks a worker.
+    thread = threading.Thread(target=link.invalidate_inode, args=(50,))
+    thread.start()
+    assert struct.unpack_from("<IiQQ", system.kernel.recv(4096)) == (40, wire.NOTIFY_INVAL_INODE, 0, 50)
+    thread.join(WAIT_S)
+    wait_until(lambda: not system.registry.registered)
+    system.ask(wire.OPEN, 14, inode=50)
+    assert worker.take()[:2] == (wire.OPEN, 14)
+    assert link.take_opened() == [50]
+    assert link.take_opened() == []
+    link.close()
+
+
+def test_a_learned_file_is_opened_without_a_worker_while_it_is_the_same(start: Start, block: Path) -> None:
+    table = os.memfd_create("table")
+    system = start("passthrough", table)
+    worker = system.first_worker()
+    offer_and_open(system, worker, block, 10)
+    assert opened(system)[2] == 1
+    system.ask(wire.RELEASE, 11, inode=50)
+    system.answered()
+    system.gate._table.closed[50] = -1e9  # type: ignore[union-attr]
+    wait_until(lambda: not system.registry.registered)
+    system.ask(wire.OPEN, 12, inode=50)
+    assert opened(system) == (12, wire.FOPEN_PASSTHROUGH, 2)
+    assert system.status()["opens"]["passthrough, learned"] == 1
+    system.ask(wire.RELEASE, 13, inode=50)
+    system.answered()
+    system.gate._table.closed[50] = -1e9  # type: ignore[union-attr]
+    wait_until(lambda: not system.registry.registered)
+    os.utime(block, ns=(1, 1))
+    system.ask(wire.OPEN, 14, inode=50)
+    assert worker.take()[:2] == (wire.OPEN, 14)
+    os.close(table)
+
+
+def test_an_inode_stays_as_it_was_opened_first(start: Start, block: Path) -> None:
+    system = start("passthrough")
+    worker = system.first_worker()
+    system.ask(wire.OPEN, 10, inode=50)
+    worker.take()
+    open_answer(worker, 10)
+    assert opened(system) == (10, wire.FOPEN_KEEP_CACHE, 0)
+    offer_and_open(system, worker, block, 11)
+    assert opened(system) == (11, wire.FOPEN_KEEP_CACHE, 0)
+    assert not system.registry.registered
+    for unique in (12, 13):
+        system.ask(wire.RELEASE, unique, inode=50)
+        system.answered()
+    offer_and_open(system, worker, block, 14)
+    assert opened(system) == (14, wire.FOPEN_PASSTHROUGH, 1)
+
+
+def test_a_gate_that_starts_again_answers_as_the_one_before(start: Start, block: Path) -> None:
+    table = os.memfd_create("table")
+    system = start("passthrough", table)
+    worker = system.first_worker()
+    offer_and_open(system, worker, block, 10)
+    assert opened(system) == (10, wire.FOPEN_PASSTHROUGH, 1)
+    again = start("passthrough", table, initialised=True)
+    again.ask(wire.OPEN, 12, inode=50)
+    assert opened(again) == (12, wire.FOPEN_PASSTHROUGH, 1)
+    again.ask(wire.OPEN, 12 | wire.RESEND_BIT, inode=50)
+    assert opened(again) == (12 | wire.RESEND_BIT, wire.FOPEN_PASSTHROUGH, 1)
+    assert again.gate._table.rows[50].opens == 2  # type: ignore[union-attr]
+    assert os.fstat(table).st_size == TABLE_BYTES
+    os.close(table)
+
+
+def hard_link(block: Path) -> int:
+    os.link(block, block.with_name("other name"))
+    return os.open(block, os.O_RDONLY)
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda block: os.open(block, os.O_RDWR), "not opened for reading only"),
+        (lambda block: os.open(block, os.O_PATH), "not opened for reading only"),
+        (lambda block: os.open(block, os.O_RDONLY | os.O_APPEND), "not opened for reading only"),
+        (lambda block: os.open(block.parent, os.O_RDONLY), "not a regular file"),
+        (hard_link, "not exactly one name"),
+        (lambda block: os.memfd_create("no name"), "not opened for reading only"),
+        (lambda block: os.open("/proc/self/stat", os.O_RDONLY), "not on a cache or tier file system"),
+    ],
+    ids=["writable", "path only", "append", "folder", "second name", "memfd", "elsewhere"],
+)
+def test_what_may_not_be_registered_is_opened_ordinarily(
+    start: Start, block: Path, make: Callable[[Path], int], reason: str
+) -> None:
+    system = start("passthrough", backing_devices=[block.stat().st_dev])
+    worker = system.first_worker()
+    system.ask(wire.OPEN, 10, inode=50)
+    worker.take()
+    descriptor = make(block)
+    assert worker.offers.offer(50, descriptor)
+    os.close(descriptor)
+    open_answer(worker, 10)
+    assert opened(system) == (10, wire.FOPEN_KEEP_CACHE, 0)
+    assert system.status()["refusals"] == {reason: 1}
+    assert not system.registry.registered
+
+
+def test_a_kernel_that_refuses_to_register_gets_an_ordinary_open(start: Start, block: Path) -> None:
+    system = start("passthrough")
+    system.registry.refusal = errno.ELOOP
+    worker = system.first_worker()
+    offer_and_open(system, worker, block, 10)
+    assert opened(system) == (10, wire.FOPEN_KEEP_CACHE, 0)
+    assert system.status()["refusals"] == {"offer: Too many levels of symbolic links": 1}
+
+
+def test_a_refused_open_is_not_counted(start: Start, block: Path) -> None:
+    system = start("passthrough")
+    worker = system.first_worker()
+    system.ask(wire.OPEN, 10, inode=50)
+    worker.take()
+    worker.answer(10, error=errno.ESTALE)
+    assert system.answered() == (errno.ESTALE, 10, b"")
+    assert system.status()["open inodes"] == 0
+
+
+def test_descriptors_of_offers_that_no_open_follows_are_closed_with_the_worker(start: Start, block: Path) -> None:
+    system = start("passthrough")
+    worker = system.first_worker()
+    before = len(os.listdir("/proc/self/fd"))
+    for inode in range(60, 70):
+        descriptor = os.open(block, os.O_RDONLY)
+        assert worker.offers.offer(inode, descriptor)
+        os.close(descriptor)
+    offer_and_open(system, worker, block, 10)
+    opened(system)
+    assert len(os.listdir("/proc/self/fd")) == before + 10
+    worker.die()
+    wait_until(lambda: len(os.listdir("/proc/self/fd")) < before)
+
+
+# The agent's link
+
+
+def test_notifications_reach_the_kernel_as_its_protocol_wants_them(start: Start) -> None:
+    system = start()
+    system.first_worker()
+    link = system.link()
+    link.invalidate_entry(1, b"name")
+    assert system.kernel.recv(4096) == wire.inval_entry(1, b"name")
+    link.invalidate_inode(7, attr_only=True)
+    assert system.kernel.recv(4096) == wire.inval_inode(7, -1, 0)
+    link.invalidate_inode(7, 4096, 8192)
+    assert system.kernel.recv(4096) == wire.inval_inode(7, 4096, 8192)
+    content = os.urandom(300_000)
+    thread = threading.Thread(target=link.store, args=(7, 4096, content))
+    thread.start()
+    stored = b""
+    while len(stored) < len(content):
+        message = system.kernel.recv(1 << 20)
+        _, code, _, inode, offset, size, _ = struct.unpack_from("<IiQQQII", message)
+        assert (code, inode, offset, size) == (wire.NOTIFY_STORE, 7, 4096 + len(stored), len(message) - 40)
+        stored += message[40:]
+    thread.join(WAIT_S)
+    assert stored == content
+    status = link.status()
+    assert status["notifications"] == {"pushes": 6, "stored bytes": 300_000}
+    link.close()
+
+
+def test_a_notification_that_blocks_holds_up_no_request(start: Start) -> None:
+    system = start()
+    worker = system.first_worker()
+    link = system.link()
+    entered, go_on = threading.Event(), threading.Event()
+
+    def block_notification(request: object) -> int:
+        entered.set()
+        assert go_on.wait(WAIT_S)
+        return errno.ENOENT
+
+    system.gate._notifications.notify = block_notification  # type: ignore[assignment]
+    refused: list[OSError] = []
+
+    def push() -> None:
+        try:
+            link.invalidate_inode(7)
+        except OSError as exc:
+            refused.append(exc)
+
+    thread = threading.Thread(target=push)
+    thread.start()
+    assert entered.wait(WAIT_S)
+    system.read(10, 10)
+    worker.take()
+    worker.answer_read(10, b"meanwhile")
+    assert system.answered() == (0, 10, b"meanwhile")
+    assert link.status()["in flight"] == 0
+    go_on.set()
+    thread.join(WAIT_S)
+    assert [exc.errno for exc in refused] == [errno.ENOENT]
+    link.close()
+
+
+def test_a_link_that_ends_is_an_error_for_its_callers_and_another_one_takes_over(start: Start) -> None:
+    system = start()
+    system.first_worker()
+    first = system.link()
+    assert first.status()["waiting"] == 0
+    second = system.link()
+    assert second.status()["waiting"] == 0
+    with pytest.raises(OSError) as caught:
+        first.status()
+    assert caught.value.errno in (errno.ECONNRESET, errno.EPIPE)
+    first.close()
+    second.close()
+
+
+def test_a_call_without_an_answer_ends_in_time() -> None:
+    mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    link = GateLink(mine.detach(), timeout_s=0.05)
+    with pytest.raises(OSError) as caught:
+        link.invalidate_entry(1, b"name")
+    assert caught.value.errno == errno.ETIMEDOUT
+    its.close()
+    link.close()
