@@ -33,6 +33,7 @@ from fusecache.pb.alluxio import (
     sasl_server_pb2_grpc,
     version_pb2_grpc,
 )
+from fusecache.pb.alluxio.block_master_pb2 import GetWorkerInfoListPOptions
 from fusecache.pb.alluxio.block_worker_pb2 import ReadRequest, ReadResponse
 from fusecache.pb.alluxio.common_pb2 import FREE
 from fusecache.pb.alluxio.file_system_master_pb2 import (
@@ -166,6 +167,12 @@ class WireClient:
             for message in self.messages(path, sync_interval_ms=sync_interval_ms, load=load, **more)
             for info in message.fileInfos
         ]
+
+    def worker_targets(self) -> list[str]:
+        """host:port of every block worker."""
+        answer = self.blocks.GetWorkerInfoList(GetWorkerInfoListPOptions(), metadata=self.metadata)
+        addresses = [info.address for info in answer.workerInfos]
+        return [f"{address.host.decode()}:{address.rpcPort}" for address in addresses]
 
     def read(self, request: ReadRequest, *, half_close_after: int | None = None) -> list[bytes]:
         """ReadBlock: the chunks received. Half-closes after so many bytes, or when all asked for have come."""

@@ -24,7 +24,7 @@ import pytest
 from tests.t4_mount.live_mount import EmbeddedProcess, LiveMount, eventually, live_mount
 from tests.t4_mount.modes import OpenMode
 
-Kind = Literal["folder", "cluster", "uncached", "blocks", "quick", "unsynced"]
+Kind = Literal["folder", "cluster", "uncached", "blocks", "quick", "unsynced", "large"]
 
 BLOCK = 64 << 10
 """Block size of the clusters: files of a few hundred kilobytes have several blocks."""
@@ -47,11 +47,19 @@ _FLAGS: dict[Kind, Sequence[str]] = {
     "quick": ("--refresh-s", "1", "--sync-interval-s", "0"),
     # Never asks the server to compare.
     "unsynced": ("--sync-interval-s", "-1", "--read-budget-s", "20", *_STREAMED),
+    # One block per file, however large, and always a hard link to it.
+    "large": ("--sync-interval-s", "-1"),
 }
 
-Cluster = Literal["one", "two"]
+Cluster = Literal["one", "two", "large"]
 
-_BLOCK_WORKERS: dict[Cluster, int] = {"one": 1, "two": 2}
+
+class _Server(NamedTuple):
+    block_workers: int
+    block_bytes: int
+
+
+_SERVERS: dict[Cluster, _Server] = {"one": _Server(1, BLOCK), "two": _Server(2, BLOCK), "large": _Server(1, 8 << 30)}
 
 _CLUSTERS: dict[Kind, Cluster] = {
     "cluster": "two",
@@ -59,6 +67,7 @@ _CLUSTERS: dict[Kind, Cluster] = {
     "blocks": "one",
     "quick": "one",
     "unsynced": "one",
+    "large": "large",
 }
 """The server that a kind of mount reads from; the others have one of their own, over a folder."""
 
@@ -171,10 +180,16 @@ class Board:
         return self._mounts[kind]
 
     def cluster(self, name: Cluster) -> EmbeddedProcess:
-        """A server of small blocks that mounts share."""
+        """A server that mounts share."""
         if name not in self._clusters:
-            flags = ("--block-workers", str(_BLOCK_WORKERS[name]), "--block-size-bytes", str(BLOCK))
-            server = EmbeddedProcess(self.new_source(name), self._folder / f"embedded-{name}", *flags)
+            workers, block_bytes = _SERVERS[name]
+            flags = ("--block-workers", str(workers), "--block-size-bytes", str(block_bytes))
+            if name == "large":
+                source = self._folder / "large-source"  # beside its state: nobody copies gigabytes
+                source.mkdir()
+            else:
+                source = self.new_source(name)
+            server = EmbeddedProcess(source, self._folder / f"embedded-{name}", *flags)
             self._clusters[name] = self._stack.enter_context(server)
         return self._clusters[name]
 

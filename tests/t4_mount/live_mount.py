@@ -71,7 +71,8 @@ class LiveMount:
 
     def passthrough_opens(self) -> int:
         """Opens that the kernel was given a backing file for."""
-        return int(self.gate().get("passthrough_opens", 0))
+        opens: dict[str, int] = self.gate().get("opens", {})
+        return sum(count for how, count in opens.items() if how.startswith("passthrough"))
 
     def parts(self) -> dict[str, Part]:
         """The processes of the mount that a supervisor looks after, by name; empty in classic mode."""
