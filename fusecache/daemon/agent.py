@@ -161,6 +161,7 @@ class Agent(MountCore):
             ready.ready()
 
         await self.announce(say)
+        self._supervisor.say_now({"kind": "ready"})
         settings = self.plan.settings
         if settings.metrics_address is not None:
             nursery.start_soon(self._serve_status)

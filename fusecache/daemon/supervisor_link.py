@@ -1,6 +1,6 @@
 """The agent's line to the supervisor: one JSON object a message, over an inherited SEQPACKET socket.
 
-    agent -> supervisor   prepared (the open mode, and why), failed (exit code, text), status, stop
+    agent -> supervisor   prepared (the open mode, and why), ready (reads work), failed (exit code, text), status, stop
     supervisor -> agent   serving (mode, device, features, tuning), status (the parts), stop
 
 `hear` gives what came in order; `status` is a question whose answer passes by the others. The end of the line is the

@@ -43,6 +43,11 @@ OUT_HEADER: Final = struct.Struct("<IiQ")
 MAX_REQUEST_BYTES: Final = 1 << 17
 """Room for the first request: the kernel refuses reads into less than 8 KiB (FUSE_MIN_READ_BUFFER)."""
 
+CONTROL_FOLDER: Final = "/sys/fs/fuse/connections"
+
+_CLONE_NEWNS: Final = 0x00020000
+_MS_REC: Final = 0x4000
+_MS_PRIVATE: Final = 0x40000
 _MS_RDONLY: Final = 1
 _MS_NOSUID: Final = 2
 _MS_NODEV: Final = 4
@@ -94,9 +99,21 @@ def mount(device: int, mountpoint: str, fsname: str, *, allow_other: bool, max_r
 def unmount(mountpoint: str, *, lazy: bool) -> None:
     """umount2(2). OSError with the kernel's errno: EBUSY while files are open and it is not lazy, EINVAL = no mount."""
     flags = _UMOUNT_NOFOLLOW | (_MNT_DETACH if lazy else 0)
-    if _libc.umount2(os.fsencode(mountpoint), flags):
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), mountpoint)
+    _check(_libc.umount2(os.fsencode(mountpoint), flags))
+
+
+def abort(device_number: str) -> None:
+    """End a connection whose descriptors somebody still holds: its callers get errors. OSError.
+
+    Through the control file system, which is mounted for it: only in a process of its own, which gets its own mounts.
+    """
+    major, _, minor = device_number.partition(":")
+    connection = int(major) << 20 | int(minor)  # struct fuse_conn's dev, the kernel's own dev_t
+    _check(_libc.unshare(_CLONE_NEWNS))
+    _check(_libc.mount(None, b"/", None, ctypes.c_ulong(_MS_REC | _MS_PRIVATE), None))
+    _check(_libc.mount(b"none", CONTROL_FOLDER.encode(), b"fusectl", ctypes.c_ulong(0), None))
+    with open(f"{CONTROL_FOLDER}/{connection}/abort", "w") as file:
+        file.write("1")
 
 
 def read_init(device: int, timeout_s: float) -> bytes:
@@ -135,6 +152,12 @@ def mounts_at(mountpoint: str) -> list[Mounted]:
     wanted = os.fsencode(mountpoint)
     with open("/proc/self/mountinfo", "rb") as file:
         return [mount for mount in map(_parsed, file) if mount is not None and mount.mountpoint == wanted]
+
+
+def _check(result: int) -> None:
+    if result:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
 
 
 def _parsed(line: bytes) -> Mounted | None:

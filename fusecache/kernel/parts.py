@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from fusecache.kernel.restart_policy import RestartPolicy
+from fusecache.kernel.signals import Signals
 
 _PR_SET_PDEATHSIG: Final = 1
 _NOT_STARTED: Final = 127
@@ -107,6 +109,58 @@ def spawn(argv: Sequence[str], descriptors: Sequence[int], environment: Mapping[
         os.write(2, f"fusecache: {argv[0]!r} can't be started: {failure}\n".encode(errors="replace"))
     finally:
         os._exit(_NOT_STARTED)
+
+
+def fork_call(action: Callable[[], None]) -> int:
+    """Run `action`, which may hang, in a copy of this process that holds no descriptor but the standard ones; the pid.
+
+    Its exit code is 0, or the errno of the OSError that was raised.
+    """
+    pid = os.fork()
+    if pid:
+        return pid
+    number = errno.EIO
+    try:
+        _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        signal.set_wakeup_fd(-1)
+        os.closerange(3, 1 << 20)
+        action()
+        number = 0
+    except OSError as failure:
+        number = failure.errno or errno.EIO
+    finally:
+        os._exit(number)
+
+
+def wait_for(parts: Sequence[Part], within_s: float, signals: Signals) -> bool:
+    """Reap until all of `parts` have ended; whether they have. False after `within_s` seconds or at a signal to end."""
+    deadline_s = time.monotonic() + within_s
+    while True:
+        for part in parts:
+            if part.pid is not None:
+                try:
+                    gone = os.waitpid(part.pid, os.WNOHANG)[0] != 0
+                except ChildProcessError:
+                    gone = True
+                if gone:
+                    part.ended()
+        left_s = deadline_s - time.monotonic()
+        if not any(part.running for part in parts):
+            return True
+        if left_s <= 0:
+            return False
+        signals.wait(left_s)
+        if any(number != signal.SIGCHLD for number in signals.take()):
+            return False
+
+
+def leader_is_dead(pid: int) -> bool:
+    """Whether a process's first thread has ended while another one hangs in the kernel: waitpid does not tell it."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] == b"Z"
+    except (OSError, IndexError):
+        return False
 
 
 def _keep_only(descriptors: Sequence[int]) -> None:

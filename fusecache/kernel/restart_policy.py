@@ -44,6 +44,11 @@ class RestartPolicy:
             return Verdict(LOOP_DELAY_S, True)
         return Verdict(min(self._first_delay_s * 2 ** (len(self._counted) - 1), LOOP_DELAY_S), False)
 
+    @property
+    def counted_deaths(self) -> int:
+        """Deaths that counted within WINDOW_S before the last one."""
+        return len(self._counted)
+
     @staticmethod
     def is_healthy(now_s: float, ready_at_s: float | None) -> bool:
         """Whether a part that is ready since then has lived long enough for its death not to count."""

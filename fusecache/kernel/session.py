@@ -42,7 +42,7 @@ class MountSession:
         self.device_number = ""
         """major:minor in mountinfo."""
 
-        self._session = device.open_device()
+        self._session: int | None = device.open_device()
         self._clone: int | None = None
         self._mounted = False
         try:
@@ -70,10 +70,10 @@ class MountSession:
                 congestion_threshold=spec.congestion_threshold,
             )
         except init_message.InitError as failure:
-            self.close()
+            self._undo()
             raise MountError(f"{self.mountpoint!r} can't be served: {failure}") from None
         except BaseException:
-            self.close()
+            self._undo()
             raise
 
     @property
@@ -93,7 +93,7 @@ class MountSession:
     def renew_gate_device(self, *, resend: bool) -> None:
         """After a gate's death: save what it had read, then a fresh clone. MountError when the kernel refuses."""
         assert self._clone is not None
-        if resend:
+        if resend and self._session is not None:
             with contextlib.suppress(OSError):  # the connection has ended meanwhile: nothing is left to save
                 device.resend(self._session)
         os.close(self._clone)
@@ -102,6 +102,8 @@ class MountSession:
 
     def is_connected(self) -> bool:
         """False once the kernel has ended the connection: unmounted everywhere, or aborted."""
+        if self._session is None:
+            return False
         poll = select.poll()
         poll.register(self._session, 0)
         return not any(events & select.POLLERR for _, events in poll.poll(0))
@@ -111,18 +113,19 @@ class MountSession:
         mounts = device.mounts_at(self.mountpoint) if self._mounted else []
         return bool(mounts) and mounts[-1].device == self.device_number
 
-    def close(self) -> None:
-        """Detach the mount if it is still there, and end the connection: whoever waits gets an error."""
-        try:
-            if self.is_mounted():
+    def end_connection(self) -> None:
+        """Close every descriptor held here: whoever waits gets an error, unless somebody else still holds one."""
+        for descriptor in (self._clone, self._session):
+            if descriptor is not None:
+                with contextlib.suppress(OSError):
+                    os.close(descriptor)
+        self._clone = self._session = None
+
+    def _undo(self) -> None:
+        if self.is_mounted():
+            with contextlib.suppress(OSError):
                 device.unmount(self.mountpoint, lazy=True)
-        finally:
-            self._mounted = False
-            for descriptor in (self._clone, self._session):
-                if descriptor is not None:
-                    with contextlib.suppress(OSError):
-                        os.close(descriptor)
-            self._clone = None
+        self.end_connection()
 
     def _refuse_a_second_mount(self) -> None:
         """The daemon has looked before; between that look and now another mount may have come."""
@@ -132,6 +135,7 @@ class MountSession:
             )
 
     def _cloned(self) -> int:
+        assert self._session is not None
         try:
             return device.clone(self._session)
         except OSError as failure:

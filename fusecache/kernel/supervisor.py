@@ -23,12 +23,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import errno
 import faulthandler
 import os
 import select
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -38,12 +36,16 @@ from fusecache.errors import FusecacheError
 from fusecache.kernel import device
 from fusecache.kernel.channel import Channel, Message
 from fusecache.kernel.log import Log
-from fusecache.kernel.parts import Part, ending
+from fusecache.kernel.parts import Part, ending, fork_call, leader_is_dead, wait_for
 from fusecache.kernel.process_name import set_process_name
+from fusecache.kernel.restart_policy import RestartPolicy
 from fusecache.kernel.roles import Agent, Gate, Worker
 from fusecache.kernel.session import MountSession
+from fusecache.kernel.signals import Signals
 from fusecache.kernel.spec import MountSpec
+from fusecache.kernel.timers import Timers
 from fusecache.kernel.tuning import set_read_ahead
+from fusecache.kernel.unmounting import Unmounting
 
 UNEXPECTED: Final = 70
 """EX_SOFTWARE: a part of ours failed, or a bug."""
@@ -57,13 +59,6 @@ AGENT_START_S: Final = 300.0
 WORKER_START_S: Final = 60.0
 """From mount(2) to the first worker's answer to INIT, and from a worker's start to its being ready."""
 
-BUSY_S: Final = 0.5
-"""A mount that is still busy after this is detached: its name is free for the next mount at once."""
-
-BUSY_POLL_S: Final = 0.1
-UNMOUNT_S: Final = 10.0
-"""One umount2(2): it walks the path, and what lies above may hang."""
-
 GRACE_S: Final = 10.0
 """How long requests in flight may take to finish; Kubernetes kills after 30 s by default."""
 
@@ -74,13 +69,17 @@ EMBEDDED_END_S: Final = 5.0
 KILLED_S: Final = 5.0
 """A killed process that is still there after this hangs in the kernel, and is left behind."""
 
+CONNECTION_S: Final = 1.0
+"""From closing the device to the end of a killed gate. One that is still there hangs in a notification."""
+
+LOOK_S: Final = 1.0
+"""How often the gate is looked at."""
+
 GATE_TICKS: Final = 6
 """How often the gate is asked for its counters within the time after which its silence counts."""
 
 STACKS_S: Final = 1.0
 """From SIGABRT, at which a part prints its stacks, to SIGKILL."""
-
-_SIGNALS: Final = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 State = Literal["preparing", "starting", "serving", "stopping"]
 
@@ -108,13 +107,21 @@ class Supervisor:
         self._agent = Agent()
         self._gate = Gate()
         self._workers = [Worker(index) for index in range(spec.workers)]
-        self._unmounter = 0
-        self._unmount_until_s = 0.0
+        self._embedded = Part("embedded server", RestartPolicy())
+        self._embedded.pid = spec.embedded_pid
+        self._dead_gates: list[Part] = []
+        """Whose first thread has ended while another one hangs in a notification."""
+
+        self._unmounting: Unmounting | None = None
+        self._was_ready = False
+        """Whether an agent said that the mount is ready: until then a failure is the start's failure."""
+
         self._hurry = False
         self._workers_failing = False
         self._gate_answered_at_s = 0.0
         self._started_at_s = time.monotonic()
-        self._timers: dict[str, tuple[float, Callable[[], None]]] = {}
+        self._gate_asked_at_s = 0.0
+        self._timers = Timers()
         self._environment = {**os.environ, **spec.environment}
         self._epoch_fd = os.memfd_create("fusecache-epoch", os.MFD_CLOEXEC)
         os.ftruncate(self._epoch_fd, EPOCH_BYTES)
@@ -122,20 +129,13 @@ class Supervisor:
         for inherited in (spec.plan_fd, spec.ready_fd):
             if inherited is not None:
                 os.set_inheritable(inherited, False)
-        self._wakeup, wakeup_end = socket.socketpair()
-        self._wakeup.setblocking(False)
-        wakeup_end.setblocking(False)
-        signal.set_wakeup_fd(wakeup_end.detach(), warn_on_full_buffer=False)
-        for number in _SIGNALS:
-            # SIGHUP stays ignored under nohup.
-            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
-                signal.signal(number, lambda *_: None)
+        self._signals = Signals((signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
 
     def run(self) -> int:
         """Serve until the end; the exit code. Nothing of it is left then: no process, no mount of ours."""
         try:
             self._launch_agent()
-            self._after("agent start", AGENT_START_S, self._agent_start_is_late)
+            self._timers.after("agent start", AGENT_START_S, self._agent_start_is_late)
             while self._outcome is None:
                 self._turn()
         except FusecacheError as failure:
@@ -154,13 +154,13 @@ class Supervisor:
     def _turn(self) -> None:
         """Wait for what comes next, and do it."""
         poll = select.poll()
-        poll.register(self._wakeup, select.POLLIN)
+        poll.register(self._signals, select.POLLIN)
         channels: dict[int, tuple[Channel, Callable[[], None]]] = {}
         for channel, handler in ((self._agent.channel, self._read_agent), (self._gate.channel, self._read_gate)):
             if channel is not None and not channel.closed:
                 channels[channel.fileno()] = (channel, handler)
                 poll.register(channel, select.POLLIN | (select.POLLOUT if channel.has_waiting else 0))
-        for descriptor, events in poll.poll(self._timeout_ms()):
+        for descriptor, events in poll.poll(self._timers.timeout_ms()):
             if descriptor in channels:
                 channel, handler = channels[descriptor]
                 if events & select.POLLOUT:
@@ -168,30 +168,13 @@ class Supervisor:
                 if events & ~select.POLLOUT:
                     handler()
         self._take_signals()
-        self._run_timers()
-
-    def _timeout_ms(self) -> int | None:
-        if not self._timers:
-            return None
-        next_s = min(when for when, _ in self._timers.values())
-        return max(0, int((next_s - time.monotonic()) * 1000) + 1)
-
-    def _after(self, name: str, delay_s: float, action: Callable[[], None]) -> None:
-        """Run `action` later; a timer of the same name is replaced."""
-        self._timers[name] = (time.monotonic() + delay_s, action)
-
-    def _run_timers(self) -> None:
-        now_s = time.monotonic()
-        for name in [name for name, (when, _) in self._timers.items() if when <= now_s]:
-            _, action = self._timers.pop(name)
-            if self._outcome is None:
-                action()
+        if self._outcome is None:
+            self._timers.run()
 
     def _take_signals(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            for number in self._wakeup.recv(4096):
-                if number != signal.SIGCHLD:
-                    self._asked_to_end(signal.Signals(number).name)
+        for number in self._signals.take():
+            if number != signal.SIGCHLD:
+                self._asked_to_end(number.name, 128 + number)
         with contextlib.suppress(ChildProcessError):
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -200,21 +183,21 @@ class Supervisor:
                 self._child_ended(pid, status)
 
     def _child_ended(self, pid: int, status: int) -> None:
-        if pid == self._unmounter:
-            self._unmounter = 0
-            self._unmount_answered(os.waitstatus_to_exitcode(status))
+        if self._unmounting is not None and pid == self._unmounting.pid:
+            self._unmounting.ended(os.waitstatus_to_exitcode(status))
         elif pid == self._agent.pid:
             self._read_agent()  # its last words
             self._agent_ended(ending(status))
         elif pid == self._gate.pid:
             self._read_gate()
             self._gate_ended(ending(status))
-        elif pid == self._spec.embedded_pid:
+        elif pid == self._embedded.pid:
             self._embedded_ended(ending(status))
         else:
             for worker in self._workers:
                 if pid == worker.pid:
                     self._worker_ended(worker, ending(status))
+            self._dead_gates = [gate for gate in self._dead_gates if gate.pid != pid]
 
     # Agent.
 
@@ -233,13 +216,12 @@ class Supervisor:
             elif kind == "failed":
                 self._agent_failed(message)
             elif kind == "ready":
-                self._close_ready_fd()
-                self._log.info("ready", mountpoint=self._spec.mountpoint)
+                self._agent_is_ready()
             elif kind == "status":
                 self._send_agent({"kind": "status", **self._describe()})
             elif kind == "stop":
                 if self._state == "serving":
-                    self._asked_to_end("the agent's request")
+                    self._asked_to_end("the agent's request", UNEXPECTED)
             else:
                 self._log.warning("a message of the agent is not understood", kind=kind)
 
@@ -249,7 +231,7 @@ class Supervisor:
 
     def _agent_prepared(self, message: Message) -> None:
         self._agent.is_ready()
-        self._timers.pop("agent start", None)
+        self._timers.cancel("agent start")
         if self._state == "preparing":
             mode = message.get("open_mode")
             if mode not in ("no-open", "passthrough") or self._spec.open_mode not in ("auto", mode):
@@ -264,13 +246,20 @@ class Supervisor:
         """It can't do its work, and says why. Ends the mount only when it never was ready."""
         code = message.get("exit_code")
         self._agent_failure = Outcome(code if type(code) is int and 0 < code < 256 else 1, str(message.get("text", "")))
-        if self._state in ("preparing", "starting") or (self._state == "serving" and self._ready_fd is not None):
+        if self._state != "stopping" and not self._was_ready:
             self._fail(*self._agent_failure)
+
+    def _agent_is_ready(self) -> None:
+        self._was_ready = True
+        self._log.info("ready", mountpoint=self._spec.mountpoint)
+        if self._ready_fd is not None:
+            os.close(self._ready_fd)
+            self._ready_fd = None
 
     def _agent_ended(self, how: str) -> None:
         verdict = self._agent.policy.died(time.monotonic(), self._agent.ready_at_s)
         self._agent.ended()
-        if self._state in ("preparing", "starting"):
+        if self._state in ("preparing", "starting") or (verdict.looping and not self._was_ready):
             self._fail(UNEXPECTED, f"the agent ended with {how} before the mount was ready")
         elif self._state == "serving":
             if self._agent_failure:
@@ -278,7 +267,7 @@ class Supervisor:
                 self._log.warning("the agent failed, reads go on", reason=reason, again_in_s=verdict.delay_s)
             else:
                 self._log.warning("the agent ended, reads go on", how=how, again_in_s=verdict.delay_s)
-            self._after("agent", verdict.delay_s, self._launch_agent)
+            self._timers.after("agent", verdict.delay_s, self._launch_agent)
 
     def _agent_start_is_late(self) -> None:
         self._fail(UNEXPECTED, f"the agent was not prepared within {AGENT_START_S:.0f} s")
@@ -297,14 +286,14 @@ class Supervisor:
         self._launch_gate()
         for worker in self._workers:
             self._launch_worker(worker)
-        self._after("workers start", WORKER_START_S, self._workers_start_is_late)
+        self._timers.after("workers start", WORKER_START_S, self._workers_start_is_late)
 
     def _launch_gate(self) -> None:
         assert self._session is not None
         settings = {**self._session.gate_settings(), "open_mode": self._session.open_mode}
         self._gate.launch(self._spec, self._session.gate_device, self._table_fd, settings, self._environment)
         self._gate_answered_at_s = time.monotonic()
-        self._after("gate tick", self._spec.gate_silent_s / GATE_TICKS, self._ask_gate)
+        self._timers.after("gate", LOOK_S, self._look_at_gate)
         if self._agent.gate_link is not None:
             self._gate.send({"kind": "agent"}, (self._agent.gate_link.fileno(),))
         for worker in self._workers:
@@ -320,7 +309,7 @@ class Supervisor:
             self._environment,
         )
         worker.hand_to(self._gate)
-        self._after(worker.name, WORKER_START_S, lambda: self._worker_is_late(worker))
+        self._timers.after(worker.name, WORKER_START_S, lambda: self._worker_is_late(worker))
 
     def _workers_start_is_late(self) -> None:
         self._fail(UNEXPECTED, f"no worker answered the kernel's INIT within {WORKER_START_S:.0f} s")
@@ -336,8 +325,8 @@ class Supervisor:
         if not replaced:
             delay_s = worker.policy.died(time.monotonic(), worker.ready_at_s).delay_s
         worker.ended()
-        if self._state == "stopping":
-            return
+        if self._state == "stopping" or (self._session is not None and not self._session.is_connected()):
+            return  # unmounted: the gate closed its sockets, and its own end comes next
         if not replaced:
             self._log.warning(
                 "a worker ended", part=worker.name, pid=pid, how=how, restarts=worker.restarts, again_in_s=delay_s
@@ -345,7 +334,7 @@ class Supervisor:
         if self._state == "starting" and worker.policy.looping:
             self._fail(UNEXPECTED, f"{worker.name} ended with {how} again and again before the mount was ready")
             return
-        self._after(worker.name, delay_s, lambda: self._launch_worker(worker))
+        self._timers.after(worker.name, delay_s, lambda: self._launch_worker(worker))
         if not self._workers_failing and all(worker.policy.looping and not worker.ready for worker in self._workers):
             self._workers_failing = True
             self._log.error("every worker dies at its start: requests are answered EIO", workers=len(self._workers))
@@ -354,8 +343,9 @@ class Supervisor:
     def _read_gate(self) -> None:
         channel = self._gate.channel
         for message in channel.receive() if channel is not None else []:
-            self._gate.is_ready()
             kind = message["kind"]
+            if kind != "failed":
+                self._gate.is_ready()
             if kind == "initialised":
                 self._serve()
             elif kind == "worker_ready":
@@ -371,7 +361,7 @@ class Supervisor:
         for worker in self._workers:
             if worker.index == index and worker.pid == pid and not worker.ready:
                 worker.is_ready()
-                self._timers.pop(worker.name, None)
+                self._timers.cancel(worker.name)
                 if self._workers_failing:
                     self._workers_failing = False
                     self._log.info("a worker is ready again", part=worker.name)
@@ -384,16 +374,18 @@ class Supervisor:
         if self._state != "starting":
             return
         self._state = "serving"
-        self._timers.pop("workers start", None)
+        self._timers.cancel("workers start")
         self._read_ahead_error = set_read_ahead(self._session.device_number, self._spec.read_ahead_bytes)
         if self._read_ahead_error:
             self._log.warning("the read-ahead stays at the kernel's default", reason=self._read_ahead_error)
         self._tell_agent_serving()
 
     def _gate_ended(self, how: str) -> None:
+        """Its process is gone, or only its first thread (`how` says): one that hangs is in `_dead_gates`."""
         assert self._session is not None
-        looping = self._gate.policy.died(time.monotonic(), self._gate.ready_at_s).looping
+        verdict = self._gate.policy.died(time.monotonic(), self._gate.ready_at_s)
         self._gate.ended()
+        self._timers.cancel("gate kill")
         reason = f": {self._gate.failure}" if self._gate.failure else ""
         if self._state == "stopping":
             self._outcome = Outcome(0, "")
@@ -402,34 +394,57 @@ class Supervisor:
             self._outcome = Outcome(0, "")
         elif self._state != "serving":
             self._fail(UNEXPECTED, f"the gate ended with {how} before the mount was ready{reason}")
-        elif looping:
+        elif verdict.looping:
             self._fail(UNEXPECTED, f"the gate ended with {how} again and again{reason}")
         else:
-            resend = self._spec.features.usable("resend")
-            self._log.error(
-                "the gate ended; requests in flight are " + ("put back" if resend else "answered ECONNABORTED"),
-                how=how,
-                reason=self._gate.failure,
-            )
-            self._session.renew_gate_device(resend=resend)
-            for worker in self._workers:
-                # Each has requests of the dead gate, and its sockets end there.
-                worker.replaced = worker.running
-                worker.kill(signal.SIGKILL)
-                worker.close()
-            self._launch_gate()
+            self._replace_gate(how)
 
-    def _ask_gate(self) -> None:
-        silent_s = time.monotonic() - self._gate_answered_at_s
-        if silent_s > self._spec.gate_silent_s:
-            self._log.error("the gate is stuck and is replaced", silent_s=round(silent_s), pid=self._gate.pid)
-            self._gate.kill(signal.SIGABRT)
-            self._after("gate kill", STACKS_S, lambda: self._gate.kill(signal.SIGKILL))
+    def _replace_gate(self, how: str) -> None:
+        assert self._session is not None
+        # What killed two gates at their start may be a request, which must not be put back a third time.
+        resend = self._spec.features.usable("resend") and self._gate.policy.counted_deaths < 2
+        if self._dead_gates and not resend:
+            self._fail(UNEXPECTED, f"the gate ended with {how}, and the requests that it had can't be given back")
             return
-        self._gate.send({"kind": "status"})
-        self._after("gate tick", self._spec.gate_silent_s / GATE_TICKS, self._ask_gate)
+        self._log.error(
+            "the gate ended; requests in flight are " + ("put back" if resend else "answered ECONNABORTED"),
+            how=how,
+            reason=self._gate.failure,
+        )
+        self._session.renew_gate_device(resend=resend)
+        for worker in self._workers:
+            # Each has requests of the dead gate, and its sockets end there.
+            worker.replaced = worker.running
+            worker.kill(signal.SIGKILL)
+            worker.close()
+        self._launch_gate()
+
+    def _look_at_gate(self) -> None:
+        """Every LOOK_S: ask for a sign of life, and see what waitpid does not tell.
+
+        A gate that is killed while one of its threads hangs in a notification, which waits for a READ in flight, is
+        not reaped, and keeps the device open: putting its requests back lets the notification, and so the process, end.
+        """
+        now_s = time.monotonic()
+        if self._gate.pid is not None and leader_is_dead(self._gate.pid):
+            hanging = Part("dead gate", RestartPolicy())
+            hanging.pid = self._gate.pid
+            self._dead_gates.append(hanging)
+            self._gate_ended("a signal, while a notification hangs")
+        elif now_s - self._gate_answered_at_s > self._spec.gate_silent_s:
+            self._log.error("the gate is stuck and is replaced", pid=self._gate.pid)
+            self._gate.kill(signal.SIGABRT)
+            self._gate_answered_at_s = now_s
+            self._timers.after("gate kill", STACKS_S, lambda: self._gate.kill(signal.SIGKILL))
+            self._timers.after("gate", LOOK_S, self._look_at_gate)
+        else:
+            if now_s - self._gate_asked_at_s >= self._spec.gate_silent_s / GATE_TICKS:
+                self._gate_asked_at_s = now_s
+                self._gate.send({"kind": "status"})
+            self._timers.after("gate", LOOK_S, self._look_at_gate)
 
     def _embedded_ended(self, how: str) -> None:
+        self._embedded.ended()
         if self._state in ("preparing", "starting"):
             self._fail(UNEXPECTED, f"the embedded server ended with {how} before the mount was ready")
         elif self._state == "serving":
@@ -437,65 +452,28 @@ class Supervisor:
 
     # The way down.
 
-    def _asked_to_end(self, by: str) -> None:
+    def _asked_to_end(self, by: str, exit_code: int) -> None:
+        """`exit_code`: when nothing is ready yet."""
         if self._state == "stopping":
             self._log.warning("second signal: ending without waiting", signal=by)
             self._hurry = True
             self._outcome = Outcome(0, "")
-        elif self._state in ("preparing", "starting"):
-            self._fail(128 + int(getattr(signal, by, signal.SIGTERM)), f"ended by {by} before the mount was ready")
+        elif not self._was_ready or self._session is None:
+            self._fail(exit_code, f"ended by {by} before the mount was ready")
         else:
             self._state = "stopping"
             self._log.info("ending", signal=by)
-            self._unmount_until_s = time.monotonic() + BUSY_S
-            self._unmount(lazy=False)
-
-    def _unmount(self, *, lazy: bool) -> None:
-        """In a child, because a file system above the mount point may hang."""
-        assert self._session is not None
-        if not self._session.is_mounted():
-            self._drain()
-            return
-        self._unmounter = os.fork()
-        if self._unmounter == 0:
-            number = errno.EIO
-            try:
-                device.unmount(self._session.mountpoint, lazy=lazy)
-                number = 0
-            except OSError as failure:
-                number = failure.errno or errno.EIO
-            finally:
-                os._exit(number)
-        if lazy:
-            self._log.warning(
-                "the mount is busy: detached, open files end with this process", mountpoint=self._spec.mountpoint
-            )
-        self._after("unmount", UNMOUNT_S, self._unmount_is_late)
-
-    def _unmount_answered(self, number: int) -> None:
-        self._timers.pop("unmount", None)
-        if self._outcome is not None:
-            return
-        if number == errno.EBUSY:
-            busy_for_long = time.monotonic() >= self._unmount_until_s
-            self._after("unmount again", BUSY_POLL_S, lambda: self._unmount(lazy=busy_for_long))
-            return
-        if number not in (0, errno.EINVAL):  # EINVAL: somebody else was quicker
-            reason = os.strerror(number) if number > 0 else ending(-number)
-            self._log.error("the mount can't be unmounted", mountpoint=self._spec.mountpoint, reason=reason)
-        self._drain()
-
-    def _unmount_is_late(self) -> None:
-        self._log.error("umount2(2) does not return", mountpoint=self._spec.mountpoint, within_s=UNMOUNT_S)
-        self._drain()
+            self._unmounting = Unmounting(self._session, self._timers, self._log, self._drain)
 
     def _drain(self) -> None:
         """No new requests; what is in flight is answered. The gate's end is the end."""
+        if self._outcome is not None:
+            return
         if not self._gate.running:
             self._outcome = Outcome(0, "")
             return
         self._gate.send({"kind": "stop"})
-        self._after("grace", GRACE_S, self._grace_is_over)
+        self._timers.after("grace", GRACE_S, self._grace_is_over)
 
     def _grace_is_over(self) -> None:
         self._log.warning("requests in flight did not finish in time", grace_s=GRACE_S)
@@ -509,46 +487,42 @@ class Supervisor:
     def _end_parts(self) -> None:
         """Everything that runs, in the order in which nobody misses what ends before it."""
         self._timers.clear()
-        if self._session is not None:
-            self._gate.kill(signal.SIGKILL)  # first: it holds the device, and callers shall get their errors at once
-            try:
-                self._session.close()
-            except OSError as failure:
-                self._log.error("the mount stays, dead", mountpoint=self._spec.mountpoint, reason=str(failure))
-        self._wait_for([self._gate, *self._workers, self._agent], PARTS_END_S)
-        embedded = Part("embedded server", self._agent.policy)
-        embedded.pid = self._spec.embedded_pid
-        self._wait_for([embedded], EMBEDDED_END_S)
+        self._end_session()
+        self._end([*self._workers, self._agent], PARTS_END_S)
+        self._end([self._embedded], EMBEDDED_END_S)
 
-    def _wait_for(self, parts: Sequence[Part], patience_s: float) -> None:
+    def _end_session(self) -> None:
+        """First: callers shall get their errors at once."""
+        session = self._session
+        if session is None:
+            return
+        helpers = [*self._dead_gates, self._gate]
+        self._gate.kill(signal.SIGKILL)
+        if session.is_mounted():
+            helpers.append(detaching := Part("unmount", RestartPolicy()))
+            detaching.pid = fork_call(lambda: device.unmount(session.mountpoint, lazy=True))
+        session.end_connection()
+        if wait_for(helpers, CONNECTION_S, self._signals):
+            return
+        # Some thread of a gate hangs in a notification, and holds the device.
+        helpers.append(aborting := Part("abort", RestartPolicy()))
+        aborting.pid = fork_call(lambda: device.abort(session.device_number))
+        if not wait_for(helpers, KILLED_S, self._signals):
+            left = ", ".join(f"{part.name} {part.pid}" for part in helpers if part.running)
+            self._log.error("the connection can't be ended", left=left, mountpoint=self._spec.mountpoint)
+
+    def _end(self, parts: Sequence[Part], patience_s: float) -> None:
         """SIGTERM, and after `patience_s` or at a second signal SIGKILL; until all have ended."""
         for number, wait_s in ((signal.SIGTERM, patience_s), (signal.SIGKILL, KILLED_S)):
             if number == signal.SIGTERM and self._hurry:
                 continue
             for part in parts:
                 part.kill(number)
-            deadline_s = time.monotonic() + wait_s
-            while self._any_runs(parts):
-                left_s = deadline_s - time.monotonic()
-                if left_s <= 0 or (self._hurry and number == signal.SIGTERM):
-                    break
-                select.select([self._wakeup], [], [], left_s)
-                with contextlib.suppress(BlockingIOError):
-                    self._hurry = any(number != signal.SIGCHLD for number in self._wakeup.recv(4096)) or self._hurry
+            if wait_for(parts, wait_s, self._signals):
+                return
         for part in parts:
             if part.running:
                 self._log.error("does not end, not even by SIGKILL", part=part.name, pid=part.pid)
-
-    def _any_runs(self, parts: Sequence[Part]) -> bool:
-        for part in parts:
-            if part.pid is not None:
-                try:
-                    ended = os.waitpid(part.pid, os.WNOHANG)[0] != 0
-                except ChildProcessError:
-                    ended = True
-                if ended:
-                    part.ended()
-        return any(part.running for part in parts)
 
     # What others are told.
 
@@ -587,11 +561,6 @@ class Supervisor:
             with contextlib.suppress(OSError):  # the parent was killed: nobody waits any more
                 os.write(self._ready_fd, line)
         print(f"fusecache: {text}", file=sys.stderr, flush=True)
-
-    def _close_ready_fd(self) -> None:
-        if self._ready_fd is not None:
-            os.close(self._ready_fd)
-            self._ready_fd = None
 
 
 def main(arguments: Sequence[str]) -> int:

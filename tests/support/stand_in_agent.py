@@ -1,12 +1,15 @@
 """An agent that knows no cluster: says `prepared`, waits for `serving`, tells the ready pipe, notes what it hears.
 
 What it is told lies in the folder FUSECACHE_STAND_IN as `agent-serving.json` and `agent-status.json` (asked for when
-the file `ask` appears there). A file `agent fails` there makes it fail with the exit code and text that it holds.
+the file `ask` appears there). `invalidate` makes it push an invalidation of the file `slow`; `invalidated` says that
+the push has returned. `stop` makes it ask for the mount's end. A file `agent fails` makes it fail with the exit code
+and the text that it holds.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import select
@@ -14,8 +17,12 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
+
+from fusecache.kernel.gate_link import GateLink
+from tests.support.stand_in_worker import NAMES
 
 ASK_POLL_MS = 20
 
@@ -43,6 +50,14 @@ def main() -> int:
     def say(**message: Any) -> None:
         control.send(json.dumps(message).encode())
 
+    link = GateLink(flags.gate_fd)
+
+    def invalidate() -> None:
+        """Blocks for as long as the file is being read."""
+        with contextlib.suppress(OSError):
+            link.invalidate_inode(NAMES[b"slow"])
+        (folder / "invalidated").touch()
+
     if (order := folder / "agent fails").exists():
         code, _, text = order.read_text().partition(" ")
         say(kind="failed", exit_code=int(code), text=text)
@@ -55,6 +70,9 @@ def main() -> int:
                 say(kind="status")
             if (folder / "stop").exists():
                 say(kind="stop")
+            if (folder / "invalidate").exists():
+                (folder / "invalidate").unlink()
+                threading.Thread(target=invalidate, daemon=True).start()
             continue
         data = control.recv(1 << 16)
         if not data:

@@ -75,6 +75,11 @@ def slow_read(mount: Supervised, *, direct: bool = False) -> subprocess.Popen[by
     return reading
 
 
+def masked_features(*words: str) -> features.Features:
+    """This machine's features under a mask."""
+    return features.judge({row.name: features.Observation(row.present, row.why) for row in FEATURES.rows}, words)
+
+
 def answer_slow_reads(mount: Supervised) -> None:
     (mount.orders / "go").touch()
 
@@ -271,16 +276,83 @@ def test_sigkill_of_the_gate_without_resend_is_an_error_and_then_goes_on(
     start: Start, expected_logs: Callable[..., None]
 ) -> None:
     expected_logs("the gate ended; requests in flight are answered ECONNABORTED", count=1)
-    masked = features.judge(
-        {row.name: features.Observation(row.present, row.why) for row in FEATURES.rows}, ("resend",)
-    )
-    mount = start(features=masked, masked_features=("resend",))
+    mount = start(features=masked_features("resend"), masked_features=("resend",))
     reading = slow_read(mount, direct=True)
     kill(mount, "gate")
     content, said = reading.communicate(timeout=WAIT_S)
     assert (content, reading.returncode) == (b"", 1)
     assert b"connection abort" in said
     assert mount.read("file").stdout == CONTENT
+
+
+def hanging_notification(mount: Supervised) -> subprocess.Popen[bytes]:
+    """A read of `slow` that a worker holds, and a thread of the gate that waits for it in the kernel."""
+    reading = slow_read(mount)
+    gate = mount.parts()["gate"]["pid"]
+    (mount.orders / "invalidate").touch()
+
+    def hangs() -> bool:
+        threads = Path(f"/proc/{gate}/task").glob("*/stat")
+        return "D" in {thread.read_text().rpartition(")")[2].split()[0] for thread in threads}
+
+    until(hangs, "the notification waits for the READ in flight")
+    assert not (mount.orders / "invalidated").exists()
+    return reading
+
+
+def first_thread_is_gone(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_sigkill_of_a_gate_that_waits_in_the_kernel_is_seen_and_mended(
+    start: Start, expected_logs: Callable[..., None]
+) -> None:
+    """Such a process is not reaped before the READ that it waits for is answered: by the next gate."""
+    if not FEATURES.usable("resend"):
+        pytest.skip(FEATURES["resend"].why)
+    expected_logs("the gate ended; requests in flight are put back", count=1)
+    mount = start()
+    reading = hanging_notification(mount)
+    pid = mount.parts()["gate"]["pid"]
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: first_thread_is_gone(pid), "its first thread has ended")
+    assert Path(f"/proc/{pid}").exists(), "another one waits in the kernel"
+    until(lambda: mount.parts()["gate"]["pid"] != pid, "a new gate runs")
+    answer_slow_reads(mount)
+    assert reading.communicate(timeout=WAIT_S)[0] == CONTENT[: 64 << 10]
+    until(lambda: not Path(f"/proc/{pid}").exists(), "the dead gate has gone")
+    assert mount.read("file").stdout == CONTENT
+
+
+def test_sigkill_of_a_gate_that_waits_in_the_kernel_without_resend_ends_the_mount(
+    start: Start, expected_logs: Callable[..., None]
+) -> None:
+    """Nobody can answer what it had read, so the connection is aborted: callers get errors, none waits for ever."""
+    mount = start(features=masked_features("resend"), masked_features=("resend",))
+    pids = mount.pids()
+    reading = hanging_notification(mount)
+    os.kill(mount.parts()["gate"]["pid"], signal.SIGKILL)
+    assert mount.ended() == 70
+    assert "and the requests that it had can't be given back" in mount.stderr()
+    reading.communicate(timeout=WAIT_S)
+    assert reading.returncode != 0
+    nothing_is_left(mount, pids)
+
+
+def test_sigterm_while_a_notification_waits_in_the_kernel_ends_with_0(
+    start: Start, expected_logs: Callable[..., None]
+) -> None:
+    """The grace passes, then the connection is aborted: the detached mount could not be reached by its name."""
+    expected_logs("the mount is busy: detached", count=1)
+    expected_logs("requests in flight did not finish in time", optional=True)
+    mount = start()
+    pids = mount.pids()
+    reading = hanging_notification(mount)
+    os.kill(mount.pid, signal.SIGTERM)
+    assert mount.ended(within_s=30) == 0
+    reading.communicate(timeout=WAIT_S)
+    assert reading.returncode != 0
+    nothing_is_left(mount, pids)
 
 
 def test_a_gate_that_hangs_is_replaced(start: Start, expected_logs: Callable[..., None]) -> None:
@@ -437,8 +509,7 @@ def test_a_broken_specification_is_a_usage_error() -> None:
 
 def test_masked_as_an_older_kernel_workers_are_shown_its_init(start: Start) -> None:
     words = features.parse_mask("as-5.14")
-    masked = features.judge({row.name: features.Observation(row.present, row.why) for row in FEATURES.rows}, words)
-    mount = start(features=masked, masked_features=words)
+    mount = start(features=masked_features(*words), masked_features=words)
     shown = parse_request((mount.orders / "init").read_bytes())
     assert (shown.major, shown.minor) == (7, 34)
     assert not shown.flags & INIT_EXT
