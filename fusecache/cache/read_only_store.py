@@ -48,13 +48,11 @@ class ReadOnlyStore(TableReader):
         except (OSError, lmdb.Error) as exc:
             raise StateError(f"the metadata store in {identity.folder} can't be read: {exc}") from exc
         try:
-            with environment.begin() as txn:
-                self.tables = Tables(
-                    *(
-                        environment.open_db(f"{identity.namespace}/{table}".encode(), txn=txn, create=False)
-                        for table in TABLES
-                    )
-                )
+            # Not within a transaction of ours: py-lmdb keeps a finished read transaction for the next one instead of
+            # committing it, and without a commit the handles are lost (mdb_get: EINVAL).
+            self.tables = Tables(
+                *(environment.open_db(f"{identity.namespace}/{table}".encode(), create=False) for table in TABLES)
+            )
         except lmdb.Error as exc:
             self._release(environment)
             raise StateError(f"{identity.namespace} in {identity.folder} can't be read: {exc}") from exc

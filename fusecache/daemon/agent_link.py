@@ -123,8 +123,8 @@ class AgentLink:
         return trio.SocketStream(connection)
 
     async def _converse(self, stream: trio.SocketStream) -> None:
+        await stream.send_all(messages.frame(self._hello))
         self._unsent.clear()
-        self._unsent.append(messages.frame(self._hello))
         self._unsent.extend(question.frame for question in self._open.values())
         self.connected = True
         async with trio.open_nursery() as nursery:
@@ -135,7 +135,7 @@ class AgentLink:
     async def _send(self, stream: trio.SocketStream) -> NoReturn:
         while True:
             while self._unsent or self._told:
-                queue = self._unsent or self._told
+                queue = self._told or self._unsent  # metrics that were told must not overtake those asked for later
                 await stream.send_all(queue.popleft())
             self._wake = trio.Event()
             await self._wake.wait()

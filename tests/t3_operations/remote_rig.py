@@ -154,7 +154,9 @@ class SharedMount:
 
     async def _connected(self, tree: RemoteTree) -> None:
         """The pauses between two attempts to connect pass by jumps."""
-        while not tree._link.connected:
+        assert self.agent is not None
+        number = int(str(tree._link._hello["index"]))
+        while not tree._link.connected or number not in [line.number for line in self.agent.service.workers()]:
             self.mock_clock.jump(0.05)
             await trio.to_thread.run_sync(lambda: None)
 
