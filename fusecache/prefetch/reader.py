@@ -138,20 +138,29 @@ class FileReader:
         """The block file that is the whole file, when this node has it and nobody can write to it by another name.
 
         Only such a file may be read without asking here any more (passthrough): a hard link to a source file is
-        looked at after each read, and bytes fetched through a block worker may be of a version not confirmed yet.
+        looked at after each read. Whether its version is confirmed is the caller's to see: it may be a block that
+        was fetched, and stored, through this reader.
         """
-        if self.entry.block_count != 1 or self._fetched:
+        opened = self._local_file(0) if self.entry.block_count == 1 else None
+        if opened is None or opened.written_ns is not None:
             return None
-        opened = self._open(0)
-        return None if opened is None or opened.written_ns is not None else opened
+        self._readers.served(opened.block_id)
+        return opened
 
     def local_bytes(self) -> int:
         """Bytes of the file that this node can serve from local block files now."""
-        return sum(
-            block.length
-            for index in range(self.entry.block_count)
-            if (block := self.block(index)) and self._open(index) is not None
-        )
+        blocks = range(self.entry.block_count)
+        return sum(opened.length for index in blocks if (opened := self._local_file(index)) is not None)
+
+    def _local_file(self, index: int) -> OpenBlock | None:
+        """The local file of a block, whatever this reader's READs take it from."""
+        opened = self._blocks.get(index)
+        if opened is not None and opened.fd >= 0:
+            return opened
+        readers = self._readers
+        if self._stale or index in self._refused or not readers.settings.zero_rpc_reads:
+            return None
+        return readers.open_blocks.open(self._local_block(index))
 
     def block(self, index: int) -> Block:
         """Block `index` as the client wants it, with the under storage only where it may be used."""
