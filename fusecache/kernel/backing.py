@@ -13,6 +13,7 @@ Does not decide how an inode is opened (`kernel.open_table`).
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import itertools
 import os
@@ -39,10 +40,12 @@ class LearnedFile(NamedTuple):
     file_inode: int
     size: int
     mtime_ns: int
+    ctime_ns: int
+    """With it, a new file that got the number of a deleted one can't be taken for it."""
 
 
 def _identity(path: bytes, status: os.stat_result) -> LearnedFile:
-    return LearnedFile(path, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+    return LearnedFile(path, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 class Registry:
@@ -78,14 +81,14 @@ class Backing:
     def refusal_of(self, descriptor: int, status: os.stat_result) -> str | None:
         """Why this descriptor may not be registered; None: it may."""
         if not stat.S_ISREG(status.st_mode):
-            return "not a regular file"
+            return "not_regular"
         if fcntl.fcntl(descriptor, fcntl.F_GETFL) & ~_HARMLESS_FLAGS != os.O_RDONLY:
-            return "not opened for reading only"
+            return "not_read_only"
         if status.st_nlink != 1:
             # 0: evicted since. Its bytes are right, but its space could not be freed for as long as it is registered.
-            return "not exactly one name"
+            return "not_one_name"
         if self._allowed_devices is not None and status.st_dev not in self._allowed_devices:
-            return "not on a cache or tier file system"
+            return "elsewhere"
         return None
 
     def register_offer(self, inode: int, descriptor: int) -> int | None:
@@ -117,7 +120,7 @@ class Backing:
         try:
             status = os.fstat(descriptor)
             if _identity(learned.path, status) != learned:
-                self._forget(inode, "learned: another file now")
+                self._forget(inode, "learned_changed")
                 return None
             refusal = self.refusal_of(descriptor, status)
             if refusal is not None:
@@ -158,4 +161,4 @@ class Backing:
 
 
 def _reason(what: str, exc: OSError) -> str:
-    return f"{what}: {exc.strerror}"
+    return f"{what}_{errno.errorcode.get(exc.errno or 0, 'unknown').lower()}"

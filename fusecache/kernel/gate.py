@@ -9,6 +9,13 @@ and the kernel gets it. When a worker dies, what it held goes to another one: ca
 One thread does all of this and never blocks but in epoll; notifications are written by threads of their own
 (`kernel.notifications`). It spins before it sleeps (`kernel.spin`). Standard library only.
 
+`status` (also for the agent, by `kernel.gate_link`): `answered` and `dispatched` (requests by opcode: answered here,
+given to a worker), `redelivered`, `poisoned`, `given_twice` (left unread by a blocked worker), `worker_deaths`,
+`workers_broken` (cut off for what they sent), `answers_unasked`, `bytes_by_slots`, `notifications` (pushes,
+pushes_refused, stored_bytes), `spin_seconds`; `in_flight`, `waiting`, `failing`, `workers`; in passthrough mode `opens`
+(passthrough_new, passthrough_learned, passthrough_known, ordinary), `refusals` (by reason), `learned`, `open_inodes`,
+`closed_backings` (registered still, nobody has them open).
+
 Decides nothing about file contents, names or freshness, and restarts nobody.
 """
 
@@ -18,6 +25,7 @@ import argparse
 import array
 import contextlib
 import errno
+import faulthandler
 import json
 import mmap
 import os
@@ -36,6 +44,8 @@ from fusecache.kernel.init_message import InitError, InitPlan, patched_answer
 from fusecache.kernel.log import Log
 from fusecache.kernel.notifications import Notifications
 from fusecache.kernel.open_table import OpenTable
+from fusecache.kernel.opens import EXPIRE_EVERY_S, Opens
+from fusecache.kernel.process_name import set_process_name
 from fusecache.kernel.reply_slots import BadSlots, BadToken
 from fusecache.kernel.spin import Spin
 
@@ -46,9 +56,7 @@ OVERDUE_S: Final = 0.25
 LOOK_AGAIN_S: Final = 0.020
 """While something waits for credits or an answer: credits come back without a message when a worker empties its
 socket."""
-EXPIRE_EVERY_S: Final = 1.0
 STOP_S: Final = 10.0
-MOST_OPENED_REMEMBERED: Final = 1 << 16
 MOST_CONTROL_BYTES: Final = 1 << 16
 
 _DROPPED: Final = frozenset((wire.FORGET, wire.BATCH_FORGET, wire.INTERRUPT, wire.NOTIFY_REPLY))
@@ -94,14 +102,13 @@ class Gate:
         self._init = bytes.fromhex(settings["init"])
         self._plan = InitPlan(**settings["init_plan"])
         self._initialised = bool(settings.get("initialised", False))
-        self._table: OpenTable | None = None
-        self._passthrough = settings["open_mode"] == "passthrough"
-        if self._passthrough:
-            self._table = OpenTable(_table_buffer(settings["open_table_fd"]))
-        allowed = settings.get("backing_devices")
-        self._backing = Backing(
-            registry or Registry(device), None if allowed is None else frozenset(map(_device_number, allowed))
-        )
+        self._opens: Opens | None = None
+        """None: the kernel is told never to send OPEN."""
+        if settings["open_mode"] == "passthrough":
+            allowed = settings.get("backing_devices")
+            devices = None if allowed is None else frozenset(map(_device_number, allowed))
+            table = OpenTable(_table_buffer(settings["open_table_fd"]))
+            self._opens = Opens(table, Backing(registry or Registry(device), devices), time.monotonic)
         self._spin = Spin(int(settings.get("spin_us", 0)))
 
         self._workers: dict[int, Worker] = {}
@@ -111,13 +118,9 @@ class Gate:
         self._failing = False
         """Workers die as fast as they start: EIO at once instead of waiting."""
         self._stop_at_s: float | None = None
-        self._opened: dict[int, None] = {}
-        self._to_forget: list[int] = []
-        """Inodes that the notifying thread wants forgotten."""
         self._answered = [0] * 256
         self._dispatched = [0] * 256
-        self._counts = {"worker deaths": 0, "workers broken": 0, "answers nobody waits for": 0, "overdue": 0}
-        self._opens = {"passthrough": 0, "passthrough, learned": 0, "passthrough, known": 0, "ordinary": 0}
+        self._counts = {"worker_deaths": 0, "workers_broken": 0, "answers_unasked": 0, "given_twice": 0}
         self._slot_bytes = 0
         self._buffer = bytearray(REQUEST_BUFFER_BYTES)
         self._buffers = [self._buffer]
@@ -125,8 +128,7 @@ class Gate:
         self._answer = bytearray(wire.MOST_ANSWER_BYTES + 1)
         self._answers = [self._answer]
         self._answer_view = memoryview(self._answer)
-        self._expire_at_s = 0.0
-        self._notifications = Notifications(device, self.status, self.take_opened, self._to_forget.append, self._log)
+        self._notifications = Notifications(device, self.status, self._opens, self._log)
         self._epoll = select.epoll()
         self._epoll.register(control, select.EPOLLIN)
         self._reads_device = False
@@ -189,7 +191,7 @@ class Gate:
     def _sleep_s(self) -> float:
         if self._in_flight.is_busy or self._stop_at_s is not None:
             return LOOK_AGAIN_S
-        if self._to_forget or (self._table is not None and self._table.closed):
+        if self._opens is not None and self._opens.has_closed:
             return EXPIRE_EVERY_S
         return -1.0
 
@@ -204,15 +206,11 @@ class Gate:
                 for request in late:
                     load_or_none = in_flight.choose(request, now_s)
                     if load_or_none is not None and self._give(request, load_or_none, now_s):
-                        self._counts["overdue"] += 1
+                        self._counts["given_twice"] += 1
         if in_flight.waiting:
             self._give_waiting(now_s)
-        if self._table is not None and now_s >= self._expire_at_s:
-            self._expire_at_s = now_s + EXPIRE_EVERY_S
-            for backing_id in self._table.expired(now_s):
-                self._backing.unregister(backing_id)
-        if self._to_forget:
-            self._forget_backings()
+        if self._opens is not None:
+            self._opens.look_around(now_s)
 
     def close(self) -> None:
         """Close every descriptor. What is in flight is then the business of whoever reads the device."""
@@ -245,17 +243,16 @@ class Gate:
         except wire.BadMessage as exc:
             raise GateFailed(f"the kernel sent {exc}") from exc
         if opcode == wire.OPEN:
-            if self._table is None:
+            answer = self._open_here(unique, inode)
+            if answer is not None:
                 self._answered[opcode] += 1
-                self._write(wire.error_answer(unique, wire.NO_SUCH_CALL))
-                return
-            if self._open_here(self._table, unique, inode, now_s):
-                self._answered[opcode] += 1
+                if not self._write(answer) and self._opens is not None:
+                    self._opens.release(unique, inode, now_s)
                 return
         elif opcode == wire.RELEASE:
             self._answered[opcode] += 1
-            if self._table is not None and not self._table.was_applied(unique):
-                self._table.release(inode, unique, now_s)
+            if self._opens is not None:
+                self._opens.release(unique, inode, now_s)
             self._write(wire.error_answer(unique, 0))
             return
         elif opcode in _WITH_HANDLE:
@@ -272,7 +269,12 @@ class Gate:
             self._write(wire.error_answer(unique, 0))
             return
         self._dispatched[opcode & 255] += 1
-        self._dispatch(Request(opcode, unique, inode, bytes(self._view[:received])), now_s)
+        self._dispatch(Request(opcode, unique, inode, bytes(self._view[:received]), now_s), now_s)
+
+    def _open_here(self, unique: int, inode: int) -> bytes | None:
+        if self._opens is None:
+            return wire.error_answer(unique, wire.NO_SUCH_CALL)
+        return self._opens.answer_alone(unique, inode)
 
     def _write(self, answer: bytes | memoryview) -> bool:
         """Answer the kernel; False when the request is gone."""
@@ -288,96 +290,6 @@ class Gate:
         if exc.errno != errno.ENOENT:  # ENOENT is normal: the request was aborted, its caller has its answer
             self._log.error("the kernel refused an answer", why=exc.strerror)
         return False
-
-    # Opens
-
-    def _open_here(self, table: OpenTable, unique: int, inode: int, now_s: float) -> bool:
-        """Answer an OPEN without a worker; False when one must be asked."""
-        row = table.rows.get(inode)
-        if row is not None:
-            if row.mode != open_table.PASSTHROUGH:
-                return False
-            if not table.was_applied(unique):
-                table.open(row, unique)
-            self._opens["passthrough, known"] += 1
-        else:
-            backing_id = self._backing.register_learned(inode)
-            if backing_id is None:
-                return False
-            try:
-                row = table.first_open(inode, open_table.PASSTHROUGH, backing_id, unique)
-            except open_table.TableFull:
-                self._backing.unregister(backing_id)
-                self._write(wire.error_answer(unique, errno.ENFILE))
-                return True
-            self._opens["passthrough, learned"] += 1
-        self._remember_opened(inode)
-        if not self._write(wire.passthrough_answer(unique, row.backing_id)):
-            table.release(inode, unique, now_s)
-        return True
-
-    def _finish_open(self, table: OpenTable, worker: Worker, request: Request, received: int, now_s: float) -> None:
-        """A worker answered an OPEN: its offer, or how the inode is open already, says how it is opened."""
-        try:
-            ordinary = wire.ordinary_open_answer(self._answer_view[:received])
-        except wire.BadMessage as exc:
-            raise BadAnswer(request, str(exc)) from exc
-        offered = worker.offers.take(request.inode)
-        try:
-            row = table.rows.get(request.inode)
-            if row is not None:
-                if not table.was_applied(request.unique):
-                    table.open(row, request.unique)
-            else:
-                backing_id = None if offered is None else self._backing.register_offer(request.inode, offered)
-                mode = open_table.ORDINARY if backing_id is None else open_table.PASSTHROUGH
-                try:
-                    row = table.first_open(request.inode, mode, backing_id or 0, request.unique)
-                except open_table.TableFull:
-                    if backing_id is not None:
-                        self._backing.unregister(backing_id)
-                    self._write(wire.error_answer(request.unique, errno.ENFILE))
-                    return
-        finally:
-            if offered is not None:
-                os.close(offered)
-        if row.mode == open_table.PASSTHROUGH:
-            self._opens["passthrough"] += 1
-            final = wire.passthrough_answer(request.unique, row.backing_id)
-        else:
-            self._opens["ordinary"] += 1
-            final = ordinary
-        if not self._write(final):
-            table.release(request.inode, request.unique, now_s)
-
-    def _remember_opened(self, inode: int) -> None:
-        opened = self._opened
-        opened[inode] = None
-        if len(opened) > MOST_OPENED_REMEMBERED:
-            opened.pop(next(iter(opened)), None)
-
-    def take_opened(self, most: int) -> list[int]:
-        """Inodes opened here since the last call, oldest first. Called in another thread."""
-        opened = self._opened
-        inodes: list[int] = []
-        while opened and len(inodes) < most:
-            try:
-                inode = next(iter(opened))
-                del opened[inode]
-            except (RuntimeError, StopIteration, KeyError):
-                # The loop changed the dict between the two steps: what is left is for the next call.
-                break
-            inodes.append(inode)
-        return inodes
-
-    def _forget_backings(self) -> None:
-        while self._to_forget:
-            inode = self._to_forget.pop()
-            self._backing.forget(inode)
-            if self._table is not None:
-                backing_id = self._table.forget_closed(inode)
-                if backing_id is not None:
-                    self._backing.unregister(backing_id)
 
     # To and from workers
 
@@ -446,8 +358,8 @@ class Gate:
                 self._write(wire.error_answer(unique, error))
             elif request.opcode == wire.READ:
                 self._answer_read(worker, request, received)
-            elif request.opcode == wire.OPEN and self._table is not None:
-                self._finish_open(self._table, worker, request, received, now_s)
+            elif request.opcode == wire.OPEN and self._opens is not None:
+                self._finish_open(self._opens, worker, request, received, now_s)
             else:
                 self._write(self._answer_view[:received])
         except BadAnswer as exc:
@@ -458,6 +370,14 @@ class Gate:
             self._break(worker, str(exc), now_s)
         if self._in_flight.waiting_reads or self._in_flight.waiting_others:
             self._give_waiting(now_s)
+
+    def _finish_open(self, opens: Opens, worker: Worker, request: Request, received: int, now_s: float) -> None:
+        try:
+            answer = opens.answer_with(self._answer_view[:received], request, worker.offers)
+        except wire.BadMessage as exc:
+            raise BadAnswer(request, str(exc)) from exc
+        if not self._write(answer):
+            opens.release(request.unique, request.inode, now_s)
 
     def _answer_read(self, worker: Worker, request: Request, received: int) -> None:
         token = self._answer_view[wire.OUT_HEADER.size : received]
@@ -474,7 +394,7 @@ class Gate:
 
     def _drop_answer(self, worker: Worker, received: int) -> None:
         """Another worker was faster, or it answers what it was not asked. Its slot, if it names one, is free again."""
-        self._counts["answers nobody waits for"] += 1
+        self._counts["answers_unasked"] += 1
         slot = worker.slots.slot_of(self._answer_view[wire.OUT_HEADER.size : received])
         if slot is not None:
             worker.slots.free(slot)
@@ -499,7 +419,7 @@ class Gate:
     def _break(self, worker: Worker, why: str, now_s: float) -> None:
         """A worker sent what none may send: it is cut off, and the supervisor replaces it."""
         self._log.error("worker cut off", index=worker.index, pid=worker.pid, why=why)
-        self._counts["workers broken"] += 1
+        self._counts["workers_broken"] += 1
         self._tell({"kind": "worker_broken", "index": worker.index, "pid": worker.pid, "text": why})
         self._bury(worker, now_s)
 
@@ -511,7 +431,7 @@ class Gate:
             del self._by_index[worker.index]
         again, poisoned = self._in_flight.died(worker.load)
         worker.close()
-        self._counts["worker deaths"] += 1
+        self._counts["worker_deaths"] += 1
         self._log.info(
             "worker gone", index=worker.index, pid=worker.pid, redelivered=len(again), given_up=len(poisoned)
         )
@@ -602,23 +522,17 @@ class Gate:
 
     def status(self) -> dict[str, Any]:
         """Counters since the start, and gauges. Also called in the notifying threads: reads only."""
-        table = self._table
         in_flight = self._in_flight
-        return {
+        status = {
             "answered": _by_name(self._answered),
             "dispatched": _by_name(self._dispatched),
             "redelivered": in_flight.redelivered,
             "poisoned": in_flight.poisoned,
             **self._counts,
-            "opens": dict(self._opens),
-            "refusals": dict(self._backing.refusals),
-            "learned": self._backing.learned,
-            "open inodes": 0 if table is None else len(table.rows) - len(table.closed),
-            "closed backings": 0 if table is None else len(table.closed),
-            "bytes by slots": self._slot_bytes,
+            "bytes_by_slots": self._slot_bytes,
             "notifications": dict(self._notifications.counts),
-            "spin seconds": round(self._spin.spent_s, 3),
-            "in flight": in_flight.owed,
+            "spin_seconds": round(self._spin.spent_s, 3),
+            "in_flight": in_flight.owed,
             "waiting": in_flight.waiting,
             "failing": self._failing,
             "workers": [
@@ -626,12 +540,20 @@ class Gate:
                     "index": worker.index,
                     "pid": worker.pid,
                     "ready": worker.load.ready,
-                    "in flight": len(worker.load.owed),
+                    "in_flight": len(worker.load.owed),
                     "slots": worker.slots.count,
                 }
                 for worker in list(self._by_index.values())
             ],
         }
+        if self._opens is not None:
+            table, backing = self._opens.table, self._opens.backing
+            status["opens"] = dict(self._opens.counts)
+            status["refusals"] = dict(backing.refusals)
+            status["learned"] = backing.learned
+            status["open_inodes"] = len(table.rows) - len(table.closed)
+            status["closed_backings"] = len(table.closed)
+        return status
 
 
 def _by_name(counts: list[int]) -> dict[str, int]:
@@ -672,6 +594,8 @@ def main(arguments: list[str] | None = None, log: Callable[[str], Log] = Log) ->
     if sys.byteorder != "little":
         log("gate").error("this machine's byte order is not supported", byteorder=sys.byteorder)
         return 1
+    faulthandler.enable()  # the supervisor ends a stuck gate by ABRT
+    set_process_name("gate", str(flags.settings.get("mountpoint", "")))
     gate = Gate(flags.device_fd, flags.control_fd, flags.settings)
     try:
         with contextlib.closing(gate):

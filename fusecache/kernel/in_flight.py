@@ -35,13 +35,15 @@ MOST_REMEMBERED: Final = 1 << 16
 class Request:
     """A request that waits for a worker, or for its answer."""
 
-    __slots__ = ("answered", "deliveries", "holders", "inode", "message", "opcode", "unique")
+    __slots__ = ("answered", "deliveries", "holders", "inode", "message", "opcode", "taken_at_s", "unique")
 
-    def __init__(self, opcode: int, unique: int, inode: int, message: bytes) -> None:
+    def __init__(self, opcode: int, unique: int, inode: int, message: bytes, taken_at_s: float = 0.0) -> None:
         self.opcode = opcode
         self.unique = unique
         self.inode = inode
         self.message = message
+        self.taken_at_s = taken_at_s
+        """When it was taken from the kernel."""
         self.deliveries = 0
         self.holders = 0
         """Workers that owe an answer: 0 while it waits, 2 when it was given to a second one."""

@@ -4,7 +4,7 @@ A notification blocks in write(2) for as long as a READ of that inode or a LOOKU
 one is answered by the gate's loop, so it is never written there. One thread receives and answers what needs no
 kernel; a second one writes the notifications, one after the other.
 
-The gate's loop is only touched through two thread-safe callables and `forget_backing`, a queue that it empties.
+Of the gate's loop they touch nothing but counters and what is made for any thread in `kernel.opens`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any, Final
 
 from fusecache.kernel import gate_link, wire
 from fusecache.kernel.log import Log
+from fusecache.kernel.opens import Opens
 
 MOST_QUEUED: Final = 256
 """Notifications that wait; the agent's next message is then not received (its calls take longer)."""
@@ -35,15 +36,13 @@ class Notifications:
         self,
         device: int,
         status: Callable[[], dict[str, Any]],
-        take_opened: Callable[[int], list[int]],
-        forget_backing: Callable[[int], None],
+        opens: Opens | None,
         log: Log,
     ) -> None:
-        """The callables are called in the receiving (`status`, `take_opened`) or the writing thread."""
+        """`status` is called in the receiving thread; of `opens` only what any thread may call."""
         self._device = device
         self._status = status
-        self._take_opened = take_opened
-        self._forget_backing = forget_backing
+        self._opens = opens
         self._log = log
         self._link: socket.socket | None = None
         self._receiver: threading.Thread | None = None
@@ -85,7 +84,8 @@ class Notifications:
             if request.kind == gate_link.STATUS:
                 self._answer(link, request.id, 0, json.dumps(self._status()).encode())
             elif request.kind == gate_link.TAKE_OPENED:
-                inodes = self._take_opened(min(request.length, gate_link.MOST_OPENED))
+                most = min(request.length, gate_link.MOST_OPENED)
+                inodes = [] if self._opens is None else self._opens.take_opened(most)
                 self._answer(link, request.id, 0, struct.pack(f"<{len(inodes)}Q", *inodes))
             else:
                 self._queue.put((link, request))
@@ -98,17 +98,17 @@ class Notifications:
                 return
             link, request = entry
             number = self.notify(request)
-            self.counts["pushes" if not number else "pushes refused"] += 1
+            self.counts["pushes" if not number else "pushes_refused"] += 1
             if request.kind == gate_link.STORE and not number:
-                self.counts["stored bytes"] += len(request.payload)
+                self.counts["stored_bytes"] += len(request.payload)
             self._answer(link, request.id, number)
 
     def notify(self, request: gate_link.LinkRequest) -> int:
         """Write one notification; the kernel's errno (0: taken)."""
         parts: list[bytes]
         if request.kind == gate_link.INVALIDATE_INODE:
-            if request.offset >= 0:
-                self._forget_backing(request.inode)
+            if request.offset >= 0 and self._opens is not None:
+                self._opens.forget(request.inode)
             parts = [wire.inval_inode(request.inode, request.offset, request.length)]
         elif request.kind == gate_link.INVALIDATE_ENTRY:
             parts = [wire.inval_entry(request.inode, request.payload)]

@@ -13,7 +13,10 @@ bit 63 of its unique set (FUSE_NOTIFY_RESEND): the head of the table has the uni
 nothing is counted twice.
 
     head   magic, rows ever used, unique applied last
-    row    inode, backing id, mode (0 free, 1 ordinary, 2 passthrough), opens, padding, time of the last RELEASE
+    row    inode, backing id, mode (0 free, 1 ordinary, 2 passthrough), opens, superseded, time of the last RELEASE
+
+What backs an inode that was invalidated is another version's: as long as it is open nothing can be done (see above),
+but with its last RELEASE it goes at once.
 
 Does not register anything and does not talk to the kernel.
 """
@@ -46,6 +49,7 @@ _U64 = struct.Struct("<Q")
 _U32 = struct.Struct("<I")
 _F64 = struct.Struct("<d")
 _OPENS_AT: Final = 16
+_SUPERSEDED_AT: Final = 20
 _CLOSED_AT: Final = 24
 
 
@@ -56,14 +60,15 @@ class TableFull(Exception):
 class Row:
     """One inode of the table."""
 
-    __slots__ = ("at", "backing_id", "inode", "mode", "opens")
+    __slots__ = ("at", "backing_id", "inode", "mode", "opens", "superseded")
 
-    def __init__(self, at: int, inode: int, mode: int, backing_id: int, opens: int) -> None:
+    def __init__(self, at: int, inode: int, mode: int, backing_id: int, opens: int, superseded: bool = False) -> None:
         self.at = at
         self.inode = inode
         self.mode = mode
         self.backing_id = backing_id
         self.opens = opens
+        self.superseded = superseded
 
 
 class OpenTable:
@@ -91,12 +96,12 @@ class OpenTable:
     def _load(self) -> None:
         closed = []
         for at in range(HEAD_BYTES, HEAD_BYTES + self._used * _ROW.size, _ROW.size):
-            inode, backing_id, mode, opens, _, closed_at_s = _ROW.unpack_from(self._buffer, at)
+            inode, backing_id, mode, opens, superseded, closed_at_s = _ROW.unpack_from(self._buffer, at)
             kept = mode == PASSTHROUGH or (mode == ORDINARY and opens)
             if not kept or inode in self.rows:
                 self._free.append(at)
                 continue
-            self.rows[inode] = Row(at, inode, mode, backing_id, opens)
+            self.rows[inode] = Row(at, inode, mode, backing_id, opens, bool(superseded))
             if not opens:
                 closed.append((closed_at_s, inode))
         self._free.reverse()  # lowest first
@@ -132,28 +137,37 @@ class OpenTable:
         _ROW.pack_into(self._buffer, at, inode, backing_id, mode, 1, 0, 0.0)
         return row
 
-    def release(self, inode: int, unique: int, now_s: float) -> None:
-        """One open less; an inode that the table does not know is none of its business."""
+    def release(self, inode: int, unique: int, now_s: float) -> int | None:
+        """One open less. A backing id to be given back to the kernel now: the last open of a superseded file.
+
+        An inode that the table does not know is none of its business.
+        """
         row = self.rows.get(inode)
         if row is None or not row.opens:
-            return
+            return None
         row.opens -= 1
         self._applied = unique & ~wire.RESEND_BIT
         _U64.pack_into(self._buffer, _UNIQUE_AT, self._applied)
         if row.opens:
             _U32.pack_into(self._buffer, row.at + _OPENS_AT, row.opens)
-        elif row.mode == PASSTHROUGH:
+        elif row.mode == PASSTHROUGH and not row.superseded:
             _U32.pack_into(self._buffer, row.at + _OPENS_AT, 0)
             _F64.pack_into(self._buffer, row.at + _CLOSED_AT, now_s)
             self.closed[inode] = now_s
         else:
             self._remove(row)
+            return row.backing_id if row.mode == PASSTHROUGH else None
+        return None
 
-    def forget_closed(self, inode: int) -> int | None:
-        """The backing id of an inode that nobody has open, to be given back to the kernel now; None: nothing to do."""
-        if inode not in self.closed:
+    def supersede(self, inode: int) -> int | None:
+        """What backs the inode is another version's: a backing id to be given back to the kernel now, or None."""
+        row = self.rows.get(inode)
+        if row is None or row.mode != PASSTHROUGH:
             return None
-        row = self.rows[inode]
+        if row.opens:
+            row.superseded = True
+            _U32.pack_into(self._buffer, row.at + _SUPERSEDED_AT, 1)
+            return None
         self._remove(row)
         return row.backing_id
 

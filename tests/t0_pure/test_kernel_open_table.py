@@ -37,7 +37,6 @@ def test_an_inode_opened_again_is_not_given_back() -> None:
     table.release(7, 2, 10.0)
     table.open(row, 3)
     assert table.expired(1e9) == []
-    assert table.forget_closed(7) is None
 
 
 def test_an_ordinary_inode_is_forgotten_with_its_last_release() -> None:
@@ -52,13 +51,27 @@ def test_an_ordinary_inode_is_forgotten_with_its_last_release() -> None:
     assert table.expired(1e9) == []
 
 
-def test_a_forgotten_backing_is_given_back_at_once() -> None:
+def test_a_superseded_backing_is_given_back_with_the_last_release() -> None:
+    memory = buffer()
+    table = OpenTable(memory)
+    row = table.first_open(7, PASSTHROUGH, 3, 1)
+    table.open(row, 2)
+    assert table.supersede(7) is None
+    table = OpenTable(memory)
+    assert table.release(7, 3, 0.0) is None
+    assert table.release(7, 4, 0.0) == 3
+    assert 7 not in table.rows
+
+
+def test_a_superseded_backing_that_nobody_has_open_is_given_back_at_once() -> None:
     table = OpenTable(buffer())
     table.first_open(7, PASSTHROUGH, 3, 1)
-    assert table.forget_closed(7) is None
-    table.release(7, 2, 0.0)
-    assert table.forget_closed(7) == 3
-    assert table.forget_closed(7) is None
+    assert table.release(7, 2, 0.0) is None
+    assert table.supersede(7) == 3
+    assert table.supersede(7) is None
+    table.first_open(7, ORDINARY, 0, 3)
+    assert table.supersede(7) is None
+    assert 7 in table.rows
 
 
 def test_at_most_so_many_closed_ones_are_kept_the_newest() -> None:
@@ -111,6 +124,7 @@ def test_a_gate_that_starts_again_knows_what_the_one_before_it_knew(actions: lis
     opens: dict[int, int] = {}
     modes: dict[int, int] = {}
     registered: dict[int, int] = {}
+    superseded: set[int] = set()
     now_s = 0.0
     for unique, (action, inode, passthrough) in enumerate(actions, 1):
         now_s += 7.0
@@ -120,6 +134,7 @@ def test_a_gate_that_starts_again_knows_what_the_one_before_it_knew(actions: lis
                 mode = PASSTHROUGH if passthrough else ORDINARY
                 backing_id = unique if passthrough else 0
                 table.first_open(inode, mode, backing_id, unique)
+                superseded.discard(inode)
                 if passthrough:
                     registered[inode] = backing_id
                 modes[inode] = mode
@@ -130,15 +145,21 @@ def test_a_gate_that_starts_again_knows_what_the_one_before_it_knew(actions: lis
             opens[inode] = opens.get(inode, 0) + 1
         elif action == "release" and opens.get(inode):
             opens[inode] -= 1
-            table.release(inode, unique, now_s)
+            gone = table.release(inode, unique, now_s)
+            if gone is not None:
+                assert not opens[inode]
+                assert inode in superseded
+                assert registered.pop(inode) == gone
         elif action == "expire":
             for backing_id in table.expired(now_s):
                 owner = next(inode for inode, known in registered.items() if known == backing_id)
                 assert not opens.get(owner)
                 del registered[owner]
         elif action == "forget":
-            forgotten = table.forget_closed(inode)
+            forgotten = table.supersede(inode)
             assert forgotten is None or (not opens.get(inode) and registered.pop(inode) == forgotten)
+            if inode in registered:
+                superseded.add(inode)
         elif action == "die":
             table = OpenTable(memory)
         assert {known: row.opens for known, row in table.rows.items() if row.opens} == {
