@@ -5,8 +5,7 @@ Blocking; each function makes one call and translates its error. Whom to ask is 
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import grpc
 
@@ -30,40 +29,19 @@ from fusecache.pb.alluxio.block_worker_pb2 import (
 )
 
 
-class _OneRequest:
-    """One message, then silence until `end`: the block stays locked while the request side is open."""
-
-    def __init__(self, request: OpenLocalBlockRequest) -> None:
-        self._request: OpenLocalBlockRequest | None = request
-        self._end = threading.Event()
-
-    def __iter__(self) -> Iterator[OpenLocalBlockRequest]:
-        return self
-
-    def __next__(self) -> OpenLocalBlockRequest:
-        request, self._request = self._request, None
-        if request is None:
-            self._end.wait()
-            raise StopIteration
-        return request
-
-    def end(self) -> None:
-        self._end.set()
-
-
 def open_local_block(connection: Connection, block_id: int, timeout_s: float) -> tuple[bytes, bytes]:
     """(folder, name) of the block's file on the worker's host; counts as a use of the block. NotFound.
 
     The lock is given back at once: a reader that opens the file keeps its bytes whatever happens to the name, and
     one that comes too late finds another length or nothing.
     """
-    requests = _OneRequest(OpenLocalBlockRequest(block_id=block_id, promote=False))
+    request = OpenLocalBlockRequest(block_id=block_id, promote=False)
     what = f"block {block_id} on {connection.target}"
     try:
-        stream, call = connection.converse(OPEN_LOCAL_BLOCK, requests, login_s=timeout_s, timeout_s=timeout_s)
+        stream, call = connection.converse(OPEN_LOCAL_BLOCK, request, login_s=timeout_s, timeout_s=timeout_s)
         try:
             answer = next(stream, None)
-            requests.end()
+            stream.end()
             # The server unlocks the block when it sees the half-close, and then ends the call; cancelling at once would
             # make it log an error for every touched block.
             next(stream, None)
@@ -71,7 +49,6 @@ def open_local_block(connection: Connection, block_id: int, timeout_s: float) ->
             call.failed(error)
             raise
         finally:
-            requests.end()
             stream.cancel()
         call.succeeded()
     except grpc.RpcError as error:

@@ -117,7 +117,7 @@ class BlockStream:
                 except SourceFailed as failure:
                     self._source_failed(source, failure)
 
-    def read(self, size: int, budget: Budget) -> bytes:
+    def read(self, size: int, budget: Budget) -> memoryview | bytes:
         """Exactly min(size, end - position) bytes. After an error the position is where it was.
 
         Unavailable when no source delivered within the budget, or nobody has the block and it may not be read from the
@@ -127,8 +127,9 @@ class BlockStream:
         wanted = min(size, self.end - self.position)
         if wanted <= 0:
             return b""
-        parts: list[bytes | memoryview] = []
+        parts: list[memoryview | bytes] = []
         missing = wanted
+        whole = False
         while self._rest and missing:
             part = self._rest.pop(0)
             if len(part) > missing:
@@ -145,6 +146,7 @@ class BlockStream:
                     self._rest.append(view[missing:])
                     missing = 0
                 else:
+                    whole = len(chunk) == wanted
                     parts.append(chunk)
                     missing -= len(chunk)
         except BaseException:
@@ -153,9 +155,8 @@ class BlockStream:
         self.position += wanted
         if self._received == self.end and self._call is not None:
             self._complete(self._call)
-        if len(parts) == 1 and isinstance(parts[0], bytes):
-            return parts[0]
-        return b"".join(parts)
+        # A part of a chunk is copied: as a view it would keep the whole chunk in memory.
+        return parts[0] if whole else b"".join(parts)
 
     def close(self) -> None:
         """Abandon what has not been read. Idempotent."""
@@ -164,7 +165,7 @@ class BlockStream:
         if call is not None:
             call.abort()
 
-    def _next_chunk(self, budget: Budget) -> bytes:
+    def _next_chunk(self, budget: Budget) -> memoryview | bytes:
         while True:
             if self._closed.is_set():
                 raise Unavailable(f"block {self._block.block_id}: stream was closed")

@@ -24,12 +24,12 @@ from fusecache.alluxio.status import code_of, text_of
 from fusecache.clock import Clock
 from fusecache.errors import AuthenticationFailed, Unavailable, UpstreamError
 from fusecache.rpc.channel import make_channel
+from fusecache.rpc.conversation import Conversation, Metadata, converse
 from fusecache.rpc.tls import TlsFiles
 
 MAX_REFUSALS = 3
 """UNAUTHENTICATED answers in a row, each on a fresh session, after which the server means it."""
 
-Metadata = tuple[tuple[str, str], ...]
 _AnswerOnly = TypeVar("_AnswerOnly", covariant=True)
 
 
@@ -40,14 +40,6 @@ class AnswerStream(Protocol[_AnswerOnly]):
     def __iter__(self) -> Iterator[_AnswerOnly]: ...
     def cancel(self) -> object:
         """End the call; thread-safe and idempotent."""
-        ...
-
-    def add_done_callback(self, report: Callable[[Any], None]) -> None:
-        """Have `report(stream)` called in a grpc thread when the call has ended; at once when it already has."""
-        ...
-
-    def code(self) -> grpc.StatusCode:
-        """How the call ended; waits until it has."""
         ...
 
 
@@ -129,15 +121,23 @@ class Connection:
         return cast("AnswerStream[Answer]", stream), OpenCall(self, method, session, started)
 
     def converse(
-        self, method: Method[Request, Answer], requests: Iterator[Request], *, login_s: float, timeout_s: float
-    ) -> tuple[AnswerStream[Answer], OpenCall]:
-        """A stream each way. `login_s` bounds a handshake that may be needed, `timeout_s` the call itself."""
+        self, method: Method[Request, Answer], first: Request, *, login_s: float, timeout_s: float
+    ) -> tuple[Conversation[Request, Answer], OpenCall]:
+        """A stream each way; `first` is sent at once. `login_s` bounds a handshake that may be needed, `timeout_s` the
+        call itself."""
         started = self._clock.now()
         session = self._session_for(method, login_s)
-        call = self._callable(method, self._channel.stream_stream)
+        stub = self._callable(method, self._channel.stream_stream)
         with self._unless_closed():
-            stream = call(requests, timeout=timeout_s, metadata=session.metadata if session else None)
-        return cast("AnswerStream[Answer]", stream), OpenCall(self, method, session, started)
+            conversation = converse(
+                stub,
+                first,
+                serialize=method.serialize,
+                parse=method.parse,
+                timeout_s=timeout_s,
+                metadata=session.metadata if session else (),
+            )
+        return conversation, OpenCall(self, method, session, started)
 
     @property
     def notices_restarts(self) -> bool:

@@ -12,6 +12,7 @@ from typing import Generic, TypeVar
 
 from google.protobuf.message import DecodeError
 
+from fusecache.alluxio.chunk import data_of
 from fusecache.pb.alluxio import (
     block_master_pb2,
     block_worker_pb2,
@@ -119,7 +120,7 @@ GET_MASTER_INFO = Method(
 READ_BLOCK = Method(
     _BLOCK_WORKER + "ReadBlock",
     block_worker_pb2.ReadRequest.SerializeToString,
-    block_worker_pb2.ReadResponse.FromString,
+    data_of,
 )
 OPEN_LOCAL_BLOCK = Method(
     _BLOCK_WORKER + "OpenLocalBlock",

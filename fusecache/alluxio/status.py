@@ -18,6 +18,7 @@ from fusecache.errors import (
     UpstreamError,
     VersionMismatch,
 )
+from fusecache.rpc.conversation import CallFailed
 
 MAX_TEXT = 256
 """Characters kept of a server's error text: it goes into logs and terminals."""
@@ -60,7 +61,7 @@ _TEMPORARY = frozenset(
 
 def code_of(error: BaseException) -> grpc.StatusCode:
     """The status code of a failed call; UNKNOWN when the error carries none."""
-    if isinstance(error, grpc.Call):
+    if isinstance(error, (grpc.Call, CallFailed)):
         code = error.code()
         if isinstance(code, grpc.StatusCode):
             return code
@@ -69,7 +70,7 @@ def code_of(error: BaseException) -> grpc.StatusCode:
 
 def text_of(error: BaseException) -> str:
     """The server's text as one printable line of at most MAX_TEXT characters."""
-    details = error.details() if isinstance(error, grpc.Call) else str(error)
+    details = error.details() if isinstance(error, (grpc.Call, CallFailed)) else str(error)
     return one_line(details or "")
 
 

@@ -45,7 +45,7 @@ class Stream(Protocol):
 
     source: str
 
-    def read(self, size: int, budget: Budget) -> bytes:
+    def read(self, size: int, budget: Budget) -> memoryview | bytes:
         """Exactly `size` bytes or an error."""
         ...
 
@@ -206,7 +206,9 @@ class Fetcher:
             self._bytes[source].inc(len(data))
             self.buffer.finish(extent, data)
 
-    def _fetch_once(self, block: Block, extent: Extent, budget: Budget, confirm: Confirm) -> tuple[bytes, str]:
+    def _fetch_once(
+        self, block: Block, extent: Extent, budget: Budget, confirm: Confirm
+    ) -> tuple[memoryview | bytes, str]:
         """In a thread: one range by a stream of its own."""
         stream = self._source.open_stream(block, extent.start, extent.end - extent.start, budget)
         try:
@@ -219,7 +221,7 @@ class Fetcher:
 
     def _fetch_on(
         self, slot: _Slot, block: Block, extent: Extent, budget: Budget, confirm: Confirm
-    ) -> tuple[bytes, str]:
+    ) -> tuple[memoryview | bytes, str]:
         """In a thread, holding the slot's lock: the next range of a stream that stays open."""
         stream = slot.stream
         if stream is None:
@@ -280,7 +282,7 @@ class Fetcher:
                 await trio.to_thread.run_sync(stream.close, limiter=self._limiter)
 
 
-def _read(stream: Stream, size: int, budget: Budget, confirm: Confirm) -> bytes:
+def _read(stream: Stream, size: int, budget: Budget, confirm: Confirm) -> memoryview | bytes:
     """Exactly `size` bytes. While no source delivers them, asks now and then whether the file is still there: a block
     worker can't tell a file that was replaced, whose bytes will never come, from an under storage that is down.
 

@@ -23,7 +23,7 @@ class Extent:
         self.block_id = block_id
         self.start = start
         self.end = end
-        self.data: bytes | None = None
+        self.data: memoryview | bytes | None = None
         self.error: Exception | None = None
         self.done = trio.Event()
 
@@ -57,7 +57,7 @@ class ReadBuffer:
         self._by_block.setdefault(block_id, []).append(extent)
         return extent
 
-    def finish(self, extent: Extent, data: bytes) -> None:
+    def finish(self, extent: Extent, data: memoryview | bytes) -> None:
         """The fetch brought all its bytes: wake the waiters, make room."""
         extent.data = data
         self._ready[(extent.block_id, extent.start)] = extent

@@ -41,6 +41,7 @@ class StallWatch:
         self._tick_s = tick_s
         self._condition = threading.Condition()
         self._live: set[Watched] = set()
+        self._asleep = False
         self._thread: threading.Thread | None = None
         self._closed = False
 
@@ -54,7 +55,9 @@ class StallWatch:
                     self._thread = threading.Thread(target=self._run, name="stall-watch", daemon=True)
                     self._thread.start()
                 self._live.add(watched)
-                if len(self._live) == 1:
+                if self._asleep:
+                    # Not for every call: while calls come one after the other the thread looks by itself every tick.
+                    self._asleep = False
                     self._condition.notify()
         if closed:
             watched.fire()
@@ -86,6 +89,7 @@ class StallWatch:
     def _run(self) -> None:
         while True:
             with self._condition:
+                self._asleep = not self._live
                 self._condition.wait(self._tick_s if self._live else None)
                 if self._closed:
                     return

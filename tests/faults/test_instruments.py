@@ -50,7 +50,7 @@ async def test_reading_checker_sees_a_broken_stream(
     real = BlockStream.read
 
     def read(stream: BlockStream, size: int, budget: Budget) -> bytes:
-        return broken(real(stream, size, budget))
+        return broken(bytes(real(stream, size, budget)))
 
     with embedded_server(source, tmp_path / "server") as server:
         async with below_kernel(cluster_of(server), tmp_path / "state", zero_rpc_reads=False) as mount:

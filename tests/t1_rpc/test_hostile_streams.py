@@ -40,7 +40,7 @@ def pair(worker: ScriptedAlluxio, second: ScriptedAlluxio) -> list[ScriptedAllux
 def read(client: AlluxioClient, budget: Budget, *locations: int) -> bytes:
     stream = client.open_stream(block(BLOCK_ID, len(DATA), locations, ufs_path=None), 0, len(DATA), budget)
     try:
-        return stream.read(len(DATA), budget)
+        return bytes(stream.read(len(DATA), budget))
     finally:
         stream.close()
 
@@ -136,7 +136,7 @@ def test_f15_other_channels_are_not_affected_by_a_hostile_one(
 ) -> None:
     expected_logs("upstream data rejected", count=1)
     honest = client.open_stream(block(BLOCK_ID, len(DATA), (2,), ufs_path=None), 0, len(DATA), budget)
-    first = honest.read(1000, budget)
+    first = bytes(honest.read(1000, budget))
     pair[0].read_faults = deque(ReadFault(empty_chunks=-1) for _ in range(20))
     with pytest.raises(ProtocolError):
         read(client, budget, 1)
