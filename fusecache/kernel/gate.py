@@ -51,6 +51,8 @@ from fusecache.kernel.spin import Spin
 
 REQUEST_BUFFER_BYTES: Final = (1 << 20) + 4096
 """The kernel refuses to read into less than fuse_in_header + fuse_write_in + max_write (libfuse's is 1 MiB at most)."""
+MOST_EVENTS: Final = 32
+"""epoll's default (1,023) makes Python allocate 12 KiB each time."""
 OVERDUE_S: Final = 0.25
 """A request left unread by a blocked worker for so long is given to another one too."""
 LOOK_AGAIN_S: Final = 0.020
@@ -159,17 +161,17 @@ class Gate:
         last_request_s = 0.0
         look_at_s = 0.0
         while True:
-            events = poll(0) if spin.us else ()
+            events = poll(0, MOST_EVENTS) if spin.us else ()
             if not events:
                 if spin.us:
                     now_s = clock()
                     until_s = spin.until_s(last_request_s, now_s)
                     if until_s:
                         while not events and clock() < until_s:
-                            events = poll(0)
+                            events = poll(0, MOST_EVENTS)
                         spin.spent(clock() - now_s)
                 if not events:
-                    events = poll(self._sleep_s())
+                    events = poll(self._sleep_s(), MOST_EVENTS)
             now_s = clock()
             for descriptor, _ in events:
                 if descriptor == device:

@@ -28,6 +28,8 @@ from fusecache.kernel.opens import Opens
 MOST_QUEUED: Final = 256
 """Notifications that wait; the agent's next message is then not received (its calls take longer)."""
 
+END_S: Final = 1.0
+
 
 class Notifications:
     """Serves one link to the agent at a time."""
@@ -60,12 +62,13 @@ class Notifications:
         self._receiver.start()
 
     def close(self) -> None:
-        """End the link and the writing, after the notification that is being written."""
+        """End the link and the writing; a notification that waits in the kernel is not waited for."""
         self._end_link()
-        self._queue.put(None)
-        self._writer.join()
+        with contextlib.suppress(queue.Full):
+            self._queue.put_nowait(None)
+            self._writer.join(END_S)
         if self._receiver is not None:
-            self._receiver.join()
+            self._receiver.join(END_S)
 
     def _receive(self, link: socket.socket) -> None:
         while True:

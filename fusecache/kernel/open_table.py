@@ -10,7 +10,8 @@ back then (an evicted block's space is not free before). At most MOST_CLOSED of 
 The table lies in a memfd that the supervisor keeps: a gate that starts again goes on with it. Each change is written
 before the kernel sees the answer. A request that was applied but not answered when the gate died comes again, with
 bit 63 of its unique set (FUSE_NOTIFY_RESEND): the head of the table has the unique that was applied last, so that
-nothing is counted twice.
+nothing is counted twice. Without RESEND an open that was applied and not answered stays counted: one inode's file may
+then stay registered until the mount ends.
 
     head   magic, rows ever used, unique applied last
     row    inode, backing id, mode (0 free, 1 ordinary, 2 passthrough), opens, superseded, time of the last RELEASE
