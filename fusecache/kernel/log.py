@@ -2,7 +2,8 @@
 
 A logger of its own because these two import the standard library only. Same fields (timestamp, level, logger, event)
 and the same rules: warnings and errors of one kind once per REPEAT_S with a count of what was left out, texts cut,
-one event a line, and a stream that can't be written loses lines rather than the process.
+one event a line. A line that the stream does not take at once is lost, and counted in the next one: standard error is a
+pipe whose reader may have stopped, and whoever waits for it makes every caller of the mount wait.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import time
 from typing import Any, Final
 
@@ -21,16 +23,20 @@ MAX_KINDS: Final = 1000
 MAX_TEXT: Final = 256
 """Characters of one value."""
 
+MAX_LINE_BYTES: Final = select.PIPE_BUF
+"""A pipe that poll(2) calls writable takes so many at once."""
+
 STANDARD_ERROR: Final = 2
 
 
 class Log:
-    """One part's logger. `descriptor` must be writable without a reader that sleeps; it is standard error."""
+    """One part's logger, on standard error."""
 
     def __init__(self, name: str, level: str = "info", descriptor: int = STANDARD_ERROR) -> None:
         self.name = name
         self.threshold = LEVELS[level]
         self._descriptor = descriptor
+        self._lost = 0
         self._seen: dict[tuple[str, str], tuple[float, int]] = {}
         """Kind -> (when one last passed, how many were left out since)."""
 
@@ -61,10 +67,15 @@ class Log:
                 fields = {**fields, "suppressed": suppressed}
         now_s = time.time()
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now_s)) + f".{int(now_s % 1 * 1e6):06d}Z"
-        line = {"timestamp": stamp, "level": level, "logger": self.name, "event": event}
+        line: dict[str, Any] = {"timestamp": stamp, "level": level, "logger": self.name, "event": event}
+        if self._lost:
+            line["lost"] = self._lost
         line.update((key, _cut(value)) for key, value in fields.items())
-        with contextlib.suppress(OSError):  # full disk, closed pipe: there is nowhere left to say so
-            os.write(self._descriptor, (json.dumps(line, default=repr) + "\n").encode())
+        data = json.dumps(line, default=repr).encode()
+        if write_line(self._descriptor, data[: MAX_LINE_BYTES - 1] + b"\n"):
+            self._lost = 0
+        else:
+            self._lost += 1
 
     def _suppressed(self, level: str, event: str) -> int | None:
         """How many of this kind were left out before this one; None when this one is left out too."""
@@ -77,6 +88,17 @@ class Log:
             self._seen.clear()
         self._seen[level, event] = (now_s, 0)
         return suppressed
+
+
+def write_line(descriptor: int, line: bytes) -> bool:
+    """Write at most MAX_LINE_BYTES, or nothing where that would wait or fails (full disk, closed pipe)."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLOUT)
+    with contextlib.suppress(OSError):
+        if any(events & select.POLLOUT for _, events in poll.poll(0)):
+            os.write(descriptor, line)
+            return True
+    return False
 
 
 def _cut(value: Any) -> Any:

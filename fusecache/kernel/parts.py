@@ -18,7 +18,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from fusecache.kernel.restart_policy import RestartPolicy
-from fusecache.kernel.signals import Signals
 
 _PR_SET_PDEATHSIG: Final = 1
 _NOT_STARTED: Final = 127
@@ -132,30 +131,12 @@ def fork_call(action: Callable[[], None]) -> int:
         os._exit(number)
 
 
-def wait_for(parts: Sequence[Part], within_s: float, signals: Signals) -> bool:
-    """Reap until all of `parts` have ended; whether they have. False after `within_s` seconds or at a signal to end."""
-    deadline_s = time.monotonic() + within_s
-    while True:
-        for part in parts:
-            if part.pid is not None:
-                try:
-                    gone = os.waitpid(part.pid, os.WNOHANG)[0] != 0
-                except ChildProcessError:
-                    gone = True
-                if gone:
-                    part.ended()
-        left_s = deadline_s - time.monotonic()
-        if not any(part.running for part in parts):
-            return True
-        if left_s <= 0:
-            return False
-        signals.wait(left_s)
-        if any(number != signal.SIGCHLD for number in signals.take()):
-            return False
-
-
 def leader_is_dead(pid: int) -> bool:
-    """Whether a process's first thread has ended while another one hangs in the kernel: waitpid does not tell it."""
+    """Whether a process's first thread has ended while another one hangs in the kernel.
+
+    waitpid(2) does not tell it. A gate gets there when it is killed while one of its threads writes a notification,
+    which waits for a READ in flight; what it has open, /dev/fuse above all, stays open.
+    """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()[0] == b"Z"

@@ -78,8 +78,8 @@ class MountSpec:
     slots: int = 16
     """Shared buffers of each worker for READ data, max_read_bytes each."""
 
-    gate_silent_s: int = 30
-    """A gate that has not answered the supervisor for this long is stuck, and replaced."""
+    silent_s: int = 30
+    """A gate that has not answered the supervisor, or a worker that has not taken a request, for this long is stuck."""
 
     gate_settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """More settings of the gate, passed on unread (`gate --settings`)."""
@@ -106,7 +106,7 @@ class MountSpec:
             ("max_read_bytes", self.max_read_bytes, PAGE_BYTES, MAX_READ_BYTES),
             ("spin_us", self.spin_us, 0, 1_000_000),
             ("slots", self.slots, 1, 1024),
-            ("gate_silent_s", self.gate_silent_s, 1, 3600),
+            ("silent_s", self.silent_s, 1, 3600),
         ):
             if not least <= value <= most:
                 raise UsageError(f"{name} {value} is not between {least} and {most}")

@@ -33,16 +33,17 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 from fusecache.errors import FusecacheError
-from fusecache.kernel import device
 from fusecache.kernel.channel import Channel, Message
-from fusecache.kernel.log import Log
-from fusecache.kernel.parts import Part, ending, fork_call, leader_is_dead, wait_for
+from fusecache.kernel.ending import end_parts, end_session
+from fusecache.kernel.log import STANDARD_ERROR, Log, write_line
+from fusecache.kernel.parts import Part, ending, leader_is_dead
 from fusecache.kernel.process_name import set_process_name
 from fusecache.kernel.restart_policy import RestartPolicy
 from fusecache.kernel.roles import Agent, Gate, Worker
 from fusecache.kernel.session import MountSession
 from fusecache.kernel.signals import Signals
 from fusecache.kernel.spec import MountSpec
+from fusecache.kernel.status_table import describe
 from fusecache.kernel.timers import Timers
 from fusecache.kernel.tuning import set_read_ahead
 from fusecache.kernel.unmounting import Unmounting
@@ -66,17 +67,14 @@ PARTS_END_S: Final = 8.0
 """SIGTERM to SIGKILL for workers and agent, which closes its store."""
 
 EMBEDDED_END_S: Final = 5.0
-KILLED_S: Final = 5.0
-"""A killed process that is still there after this hangs in the kernel, and is left behind."""
-
-CONNECTION_S: Final = 1.0
-"""From closing the device to the end of a killed gate. One that is still there hangs in a notification."""
-
 LOOK_S: Final = 1.0
 """How often the gate is looked at."""
 
 GATE_TICKS: Final = 6
-"""How often the gate is asked for its counters within the time after which its silence counts."""
+"""How often the gate is asked for a sign of life within the time after which its silence counts."""
+
+BROKEN_END_S: Final = 5.0
+"""For a worker whose socket the gate has closed, because it sent what can't be true, to end by itself."""
 
 STACKS_S: Final = 1.0
 """From SIGABRT, at which a part prints its stacks, to SIGKILL."""
@@ -350,8 +348,11 @@ class Supervisor:
                 self._serve()
             elif kind == "worker_ready":
                 self._worker_is_ready(message.get("index"), message.get("pid"))
+            elif kind == "worker_broken":
+                self._worker_is_broken(message)
             elif kind == "status":
                 self._gate_answered_at_s = time.monotonic()
+                self._look_at_workers(message)
             elif kind == "failed":
                 self._gate.failure = str(message.get("text", ""))
             else:
@@ -366,6 +367,35 @@ class Supervisor:
                     self._workers_failing = False
                     self._log.info("a worker is ready again", part=worker.name)
                     self._gate.send({"kind": "workers_failing", "failing": False})
+
+    def _worker_is_broken(self, message: Message) -> None:
+        for worker in self._workers:
+            if worker.running and worker.pid == message.get("pid"):
+                self._log.error("the gate has cut a worker off", part=worker.name, why=message.get("text"))
+                self._kill_later(worker, BROKEN_END_S)
+
+    def _look_at_workers(self, status: Message) -> None:
+        """From the gate's table: a worker that leaves its requests in the socket prints its stacks and is killed."""
+        rows = status.get("workers")
+        unread_s = {row.get("pid"): row.get("unread_s", 0.0) for row in rows} if isinstance(rows, list) else {}
+        for worker in self._workers:
+            if worker.ready and unread_s.get(worker.pid, 0.0) > self._spec.silent_s:
+                self._log.error("a worker is stuck and is replaced", part=worker.name, pid=worker.pid)
+                self._abort(worker)
+
+    def _abort(self, part: Part) -> None:
+        """Let it print its stacks (faulthandler), then kill it."""
+        part.kill(signal.SIGABRT)
+        self._kill_later(part, STACKS_S)
+
+    def _kill_later(self, part: Part, delay_s: float) -> None:
+        pid = part.pid
+
+        def kill() -> None:
+            if part.pid == pid:  # no other process has its role meanwhile
+                part.kill(signal.SIGKILL)
+
+        self._timers.after(f"{part.name} kill", delay_s, kill)
 
     def _serve(self) -> None:
         """The kernel has its answer to INIT: from here on requests are answered."""
@@ -385,7 +415,6 @@ class Supervisor:
         assert self._session is not None
         verdict = self._gate.policy.died(time.monotonic(), self._gate.ready_at_s)
         self._gate.ended()
-        self._timers.cancel("gate kill")
         reason = f": {self._gate.failure}" if self._gate.failure else ""
         if self._state == "stopping":
             self._outcome = Outcome(0, "")
@@ -420,28 +449,24 @@ class Supervisor:
         self._launch_gate()
 
     def _look_at_gate(self) -> None:
-        """Every LOOK_S: ask for a sign of life, and see what waitpid does not tell.
-
-        A gate that is killed while one of its threads hangs in a notification, which waits for a READ in flight, is
-        not reaped, and keeps the device open: putting its requests back lets the notification, and so the process, end.
-        """
+        """Every LOOK_S: ask for a sign of life, and see what waitpid does not tell (`parts.leader_is_dead`)."""
         now_s = time.monotonic()
+        silent_s = self._spec.silent_s
         if self._gate.pid is not None and leader_is_dead(self._gate.pid):
+            # Putting its requests back lets the notification that it hangs in, and so the process, end.
             hanging = Part("dead gate", RestartPolicy())
             hanging.pid = self._gate.pid
             self._dead_gates.append(hanging)
             self._gate_ended("a signal, while a notification hangs")
-        elif now_s - self._gate_answered_at_s > self._spec.gate_silent_s:
+            return
+        if now_s - self._gate_answered_at_s > silent_s:
             self._log.error("the gate is stuck and is replaced", pid=self._gate.pid)
-            self._gate.kill(signal.SIGABRT)
             self._gate_answered_at_s = now_s
-            self._timers.after("gate kill", STACKS_S, lambda: self._gate.kill(signal.SIGKILL))
-            self._timers.after("gate", LOOK_S, self._look_at_gate)
-        else:
-            if now_s - self._gate_asked_at_s >= self._spec.gate_silent_s / GATE_TICKS:
-                self._gate_asked_at_s = now_s
-                self._gate.send({"kind": "status"})
-            self._timers.after("gate", LOOK_S, self._look_at_gate)
+            self._abort(self._gate)
+        elif now_s - self._gate_asked_at_s >= silent_s / GATE_TICKS:
+            self._gate_asked_at_s = now_s
+            self._gate.send({"kind": "status"})
+        self._timers.after("gate", LOOK_S, self._look_at_gate)
 
     def _embedded_ended(self, how: str) -> None:
         self._embedded.ended()
@@ -487,69 +512,23 @@ class Supervisor:
     def _end_parts(self) -> None:
         """Everything that runs, in the order in which nobody misses what ends before it."""
         self._timers.clear()
-        self._end_session()
-        self._end([*self._workers, self._agent], PARTS_END_S)
-        self._end([self._embedded], EMBEDDED_END_S)
-
-    def _end_session(self) -> None:
-        """First: callers shall get their errors at once."""
-        session = self._session
-        if session is None:
-            return
-        helpers = [*self._dead_gates, self._gate]
-        self._gate.kill(signal.SIGKILL)
-        if session.is_mounted():
-            helpers.append(detaching := Part("unmount", RestartPolicy()))
-            detaching.pid = fork_call(lambda: device.unmount(session.mountpoint, lazy=True))
-        session.end_connection()
-        if wait_for(helpers, CONNECTION_S, self._signals):
-            return
-        # Some thread of a gate hangs in a notification, and holds the device.
-        helpers.append(aborting := Part("abort", RestartPolicy()))
-        aborting.pid = fork_call(lambda: device.abort(session.device_number))
-        if not wait_for(helpers, KILLED_S, self._signals):
-            left = ", ".join(f"{part.name} {part.pid}" for part in helpers if part.running)
-            self._log.error("the connection can't be ended", left=left, mountpoint=self._spec.mountpoint)
-
-    def _end(self, parts: Sequence[Part], patience_s: float) -> None:
-        """SIGTERM, and after `patience_s` or at a second signal SIGKILL; until all have ended."""
-        for number, wait_s in ((signal.SIGTERM, patience_s), (signal.SIGKILL, KILLED_S)):
-            if number == signal.SIGTERM and self._hurry:
-                continue
-            for part in parts:
-                part.kill(number)
-            if wait_for(parts, wait_s, self._signals):
-                return
-        for part in parts:
-            if part.running:
-                self._log.error("does not end, not even by SIGKILL", part=part.name, pid=part.pid)
+        if self._session is not None:
+            # First: callers shall get their errors at once.
+            end_session(self._session, [self._gate, *self._dead_gates], self._signals, self._log)
+        end_parts([*self._workers, self._agent], PARTS_END_S, self._signals, self._log, hurry=self._hurry)
+        end_parts([self._embedded], EMBEDDED_END_S, self._signals, self._log, hurry=self._hurry)
 
     # What others are told.
 
     def _describe(self) -> dict[str, Any]:
-        """The mount and its parts, for the agent's `status`."""
-        session = self._session
-        uptime_s = round(time.monotonic() - self._started_at_s, 1)
-        own = {"pid": os.getpid(), "ready": True, "restarts": 0, "uptime_s": uptime_s, "crash_looping": False}
-        return {
-            "mountpoint": self._spec.mountpoint,
-            "device": session.device_number if session else "",
-            "open_mode": session.open_mode if session else "",
-            "why": self._mode_reason,
-            "masked_features": list(self._spec.masked_features),
-            "features": self._spec.features.describe(),
-            "read_ahead_bytes": None if self._read_ahead_error else self._spec.read_ahead_bytes,
-            "read_ahead_error": self._read_ahead_error,
-            "max_background": session.plan.max_background if session else 0,
-            "congestion_threshold": session.plan.congestion_threshold if session else 0,
-            "max_pages": session.plan.max_pages if session else 0,
-            "max_read_bytes": self._spec.max_read_bytes,
-            "uptime_s": uptime_s,
-            "parts": [
-                {"name": "supervisor", **own},
-                *(part.describe() for part in (self._gate, self._agent, *self._workers)),
-            ],
-        }
+        return describe(
+            self._spec,
+            self._session,
+            (self._gate, self._agent, *self._workers),
+            mode_reason=self._mode_reason,
+            read_ahead_error=self._read_ahead_error,
+            uptime_s=time.monotonic() - self._started_at_s,
+        )
 
     def _tell_parent(self, outcome: Outcome) -> None:
         """The error line of `daemon.ready_pipe`, unless the agent has said `ready`; and for people."""
@@ -560,7 +539,7 @@ class Supervisor:
             line = f"error {outcome.exit_code} {text}".encode(errors="replace")[: select.PIPE_BUF - 1] + b"\n"
             with contextlib.suppress(OSError):  # the parent was killed: nobody waits any more
                 os.write(self._ready_fd, line)
-        print(f"fusecache: {text}", file=sys.stderr, flush=True)
+        write_line(STANDARD_ERROR, f"fusecache: {text}".encode(errors="replace")[: select.PIPE_BUF - 1] + b"\n")
 
 
 def main(arguments: Sequence[str]) -> int:

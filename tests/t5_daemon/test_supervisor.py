@@ -358,7 +358,7 @@ def test_sigterm_while_a_notification_waits_in_the_kernel_ends_with_0(
 def test_a_gate_that_hangs_is_replaced(start: Start, expected_logs: Callable[..., None]) -> None:
     expected_logs("the gate is stuck and is replaced", count=1)
     expected_logs("the gate ended", count=1)
-    mount = start(gate_silent_s=1)
+    mount = start(silent_s=1)
     pid = mount.parts()["gate"]["pid"]
     os.kill(pid, signal.SIGSTOP)
     assert mount.read("file").stdout == CONTENT

@@ -1,0 +1,78 @@
+"""The last steps of a mount: its connection, then its processes. Every wait has an end; a signal shortens it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from fusecache.kernel import device
+from fusecache.kernel.log import Log
+from fusecache.kernel.parts import Part, fork_call
+from fusecache.kernel.restart_policy import RestartPolicy
+from fusecache.kernel.session import MountSession
+from fusecache.kernel.signals import Signals
+
+CONNECTION_S: Final = 1.0
+"""From closing the device to the end of a killed gate. One that is still there hangs in a notification."""
+
+KILLED_S: Final = 5.0
+"""A killed process that is still there after this hangs in the kernel, and is left behind."""
+
+
+def end_session(session: MountSession, gates: Sequence[Part], signals: Signals, log: Log) -> None:
+    """Kill the gates, detach the mount if it is still there, end the connection: callers get errors."""
+    helpers = list(gates)
+    for gate in gates:
+        gate.kill(signal.SIGKILL)
+    if session.is_mounted():
+        helpers.append(detaching := Part("unmount", RestartPolicy()))
+        detaching.pid = fork_call(lambda: device.unmount(session.mountpoint, lazy=True))
+    session.end_connection()
+    if wait_for(helpers, CONNECTION_S, signals):
+        return
+    # Some thread of a gate hangs in a notification, and holds the device. The mount may be detached already, so that
+    # MNT_FORCE can't reach it.
+    helpers.append(aborting := Part("abort", RestartPolicy()))
+    aborting.pid = fork_call(lambda: device.abort(session.device_number))
+    if not wait_for(helpers, KILLED_S, signals):
+        left = ", ".join(f"{part.name} {part.pid}" for part in helpers if part.running)
+        log.error("the connection can't be ended", left=left, mountpoint=session.mountpoint)
+
+
+def end_parts(parts: Sequence[Part], patience_s: float, signals: Signals, log: Log, *, hurry: bool) -> None:
+    """SIGTERM, and after `patience_s` seconds or at a signal SIGKILL, until all have ended. `hurry`: SIGKILL alone."""
+    for number, wait_s in ((signal.SIGTERM, patience_s), (signal.SIGKILL, KILLED_S)):
+        if number == signal.SIGTERM and hurry:
+            continue
+        for part in parts:
+            part.kill(number)
+        if wait_for(parts, wait_s, signals):
+            return
+    for part in parts:
+        if part.running:
+            log.error("does not end, not even by SIGKILL", part=part.name, pid=part.pid)
+
+
+def wait_for(parts: Sequence[Part], within_s: float, signals: Signals) -> bool:
+    """Reap until all of `parts` have ended; whether they have. False after `within_s` seconds or at a signal to end."""
+    deadline_s = time.monotonic() + within_s
+    while True:
+        for part in parts:
+            if part.pid is not None:
+                try:
+                    gone = os.waitpid(part.pid, os.WNOHANG)[0] != 0
+                except ChildProcessError:
+                    gone = True
+                if gone:
+                    part.ended()
+        left_s = deadline_s - time.monotonic()
+        if not any(part.running for part in parts):
+            return True
+        if left_s <= 0:
+            return False
+        signals.wait(left_s)
+        if any(number != signal.SIGCHLD for number in signals.take()):
+            return False
