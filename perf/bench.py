@@ -20,7 +20,6 @@ Needs root (dropping caches, mounting), Java, Maven, bindfs. Results: perf/resul
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import random
@@ -32,14 +31,14 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from perf import dataset, processes, report
+from perf import cold, dataset, processes, report
 from perf.outcome import MeasuredWorkload, Outcome
 from perf.statistics import agree
-from perf.systems import SYSTEMS, Ground, System
+from perf.systems import SYSTEMS, Ground, System, SystemMaker
 from perf.tables import ONE_BLOCK, TABLES, Table, Workload, takes_part
 from perf.workloads import Job, Rows
 from tests.support.mounting import sha256_tree
@@ -47,24 +46,20 @@ from tests.support.real_alluxio import RealAlluxio
 
 ROOT = Path(__file__).resolve().parents[1]
 WARM_EPOCHS = 3
+IDLE_SETTLE_S = 3.0
 MEBIBYTE = 1 << 20
-WORKLOAD_LIMIT_S = 600
 DISKS = {"ext4", "xfs", "btrfs"}
 """File systems that block files may lie on here: with pages on a disk, not stacked on another file system (whose files
 the kernel refuses to pass through), able to do O_DIRECT."""
 
 
-def arguments(argv: Sequence[str]) -> argparse.Namespace:
-    """Flags: a part of the rows or systems and smaller data for quick trials."""
-    parser = argparse.ArgumentParser(prog="python -m perf.bench", description=__doc__.splitlines()[0])
-    rows = sorted({row.name for table in TABLES.values() for row in table.rows})
-    parser.add_argument("--table", choices=TABLES, default="first")
-    parser.add_argument(
-        "--rows", nargs="+", choices=rows, metavar="ROW", help=f"rows to measure (default: the table's): {rows}"
-    )
-    parser.add_argument(
-        "--systems", nargs="+", choices=SYSTEMS, metavar="SYSTEM", help=f"default: the table's; of {list(SYSTEMS)}"
-    )
+def arguments(argv: Sequence[str], table: Table | None = None) -> tuple[argparse.Namespace, Table]:
+    """Flags: a part of the rows or systems and smaller data for quick trials. A given table is not chosen by flag."""
+    parser = argparse.ArgumentParser(description=(table.title if table else __doc__.splitlines()[0]))
+    if table is None:
+        parser.add_argument("--table", choices=TABLES, default="first")
+    parser.add_argument("--rows", nargs="+", metavar="ROW", help="rows to measure, by name (default: all)")
+    parser.add_argument("--systems", nargs="+", metavar="SYSTEM", help="columns, by name (default: all)")
     parser.add_argument("--rounds", type=int, help="rounds per workload; quick ones take a multiple (default: table's)")
     parser.add_argument("--small-files", type=int, default=5000)
     parser.add_argument("--small-file-bytes", type=int, default=110 << 10)
@@ -72,28 +67,35 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--epoch-files", type=int, default=300, help="files a system reads in one first epoch")
     parser.add_argument("--random-reads", type=int, default=1000, help="of each kind")
     parser.add_argument("--block-bytes", type=int, default=64 * MEBIBYTE, help="Alluxio's block size (its default)")
+    parser.add_argument("--idle-s", type=float, default=10.0, help="seconds that the mounts are left alone at the end")
     parser.add_argument("--mount-flag", action="append", default=[], help="passed to every fusecache mount")
     parser.add_argument("--work-dir", type=Path, help="where the data lies during the run (default: a new folder)")
     parser.add_argument("--output", type=Path, default=ROOT / "perf" / "results")
     parser.add_argument("--name", help="of the result files (default: the table's)")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(argv)
-    table = TABLES[options.table]
-    options.rows = options.rows or [row.name for row in table.rows]
-    options.systems = options.systems or list(table.systems)
-    options.rounds = options.rounds or table.rounds
-    options.name = options.name or table.name
-    return options
+    chosen = table or TABLES[options.table]
+    for given, known in ((options.rows, [row.name for row in chosen.rows]), (options.systems, chosen.systems)):
+        if unknown := set(given or ()) - set(known):
+            parser.error(f"{', '.join(unknown)}: not one of {', '.join(known)}")
+    options.rows = options.rows or [row.name for row in chosen.rows]
+    options.systems = options.systems or list(chosen.systems)
+    options.rounds = options.rounds or chosen.rounds
+    options.name = options.name or chosen.name
+    return options, chosen
 
 
 class Bench:
     """One run: the cluster, the systems, the measurements taken so far."""
 
-    def __init__(self, options: argparse.Namespace, work: Path) -> None:
+    def __init__(
+        self, options: argparse.Namespace, table: Table, makers: Mapping[str, SystemMaker], work: Path
+    ) -> None:
         self.options = options
-        self.table: Table = TABLES[options.table]
+        self.table = table
+        self.makers = makers
         self.workloads = [
-            workload for workload in self.table.workloads if any(row.name in options.rows for row in workload.rows)
+            workload for workload in table.workloads if any(row.name in options.rows for row in workload.rows)
         ]
         self.work = work
         self.copies = work / "copies-of-blocks"
@@ -107,6 +109,7 @@ class Bench:
         """(system, folder) -> the large file, or its blocks."""
         self.epochs = 0
         self.results: list[MeasuredWorkload] = []
+        self.idle_percent: dict[str, float] = {}
 
     def shape(self) -> dataset.Shape:
         """How much data the options ask for; an epoch folder for every measurement of that row."""
@@ -143,7 +146,7 @@ class Bench:
         expected = sha256_tree(cluster.ufs / "train")
         for name in self.options.systems:
             say(f"starting {name}")
-            system = SYSTEMS[name](name, ground)
+            system = self.makers[name](name, ground)
             system.start(stack)
             if sha256_tree(system.place("train")) != expected:
                 raise RuntimeError(f"{name} shows other bytes than the UFS holds")
@@ -170,25 +173,11 @@ class Bench:
 
     def measure(self, workload: Workload, system: System, seed: int) -> Rows:
         """One measurement of all rows of a workload, from a cold kernel."""
-        os.sync()
-        Path("/proc/sys/vm/drop_caches").write_text("3")
-        dataset.warm_names(self.tier if system.reads_blocks else self.copies)
-        if workload.warm:
-            copies = (path for path in (self.copies / workload.warm).rglob("*") if path.is_file())
-            dataset.warm_pages(self.blocks[workload.warm] if system.reads_blocks else copies)
-        done = subprocess.run(
-            [sys.executable, "-m", "perf.workloads"],
-            input=json.dumps(self.job(workload, system, seed)),
-            capture_output=True,
-            text=True,
-            timeout=WORKLOAD_LIMIT_S,
-            cwd=ROOT,
-            check=False,
-        )
-        if done.returncode != 0:
-            raise RuntimeError(f"{workload.name} on {system.name} failed:\n{done.stderr}")
-        rows: Rows = json.loads(done.stdout)
-        return rows
+        job = self.job(workload, system, seed)
+        if system.reads_blocks:
+            return cold.measure(job, self.tier, self.blocks[workload.warm] if workload.warm else [])
+        copies = (self.copies / workload.warm).rglob("*") if workload.warm else []
+        return cold.measure(job, self.copies, [path for path in copies if path.is_file()])
 
     def warm_up(self, workload: Workload, system: System) -> list[float]:
         """Until two runs agree within 10 %, or the system's limit: JIT-compiled code, filled metadata caches. Returns
@@ -228,14 +217,29 @@ class Bench:
             rates = {name: statistics.median(found.rates(row, name)) for name in names}
             say(f"{row.title}: " + ", ".join(f"{name} {rate:,.0f}" for name, rate in rates.items()) + f" {row.unit}")
 
+    def idle(self) -> None:
+        """Leave all mounts alone for a while, at the same time."""
+        # What the last reads have started in the background ends first.
+        time.sleep(IDLE_SETTLE_S)
+        folder = self.workloads[-1].folder
+        pids = {system.name: processes.trees(system.pids(folder)) for system in self.systems if system.pids(folder)}
+        before = {name: sum(map(processes.cpu_s, each)) for name, each in pids.items()}
+        begin = time.monotonic()
+        time.sleep(self.options.idle_s)
+        seconds = time.monotonic() - begin
+        self.idle_percent = {
+            name: 100 * (sum(map(processes.cpu_s, each)) - before[name]) / seconds for name, each in pids.items()
+        }
+
     def outcome(self, shape: dataset.Shape) -> Outcome:
         """Everything measured so far, and what it depends on."""
         return Outcome(
-            table=self.options.table,
+            about=self.table,
             machine=machine() | {"minutes": f"{(time.monotonic() - START) / 60:.0f}"},
             shape=shape._asdict(),
             systems={system.name: system.setup for system in self.systems},
             workloads=self.results,
+            idle_percent=self.idle_percent,
         )
 
 
@@ -271,9 +275,9 @@ def file_system_of(folder: Path) -> str:
     return done.stdout.strip().replace("ext2/ext3", "ext4")
 
 
-def main(argv: Sequence[str]) -> int:
-    """Prepare, measure, report."""
-    options = arguments(argv)
+def run(argv: Sequence[str], table: Table | None = None, makers: Mapping[str, SystemMaker] = SYSTEMS) -> int:
+    """Prepare, measure, report. Without `table` the flag --table chooses."""
+    options, table = arguments(argv, table)
     if os.geteuid() != 0:
         print("bench: needs root, to drop the kernel's caches between measurements", file=sys.stderr)
         return 1
@@ -282,14 +286,13 @@ def main(argv: Sequence[str]) -> int:
     if (kind := file_system_of(work)) not in DISKS:
         print(f"bench: {work} lies on {kind}; --work-dir must be on one of {sorted(DISKS)}", file=sys.stderr)
         return 1
-    bench = Bench(options, work)
+    bench = Bench(options, table, makers, work)
     shape = bench.shape()
     total = shape.small_files * shape.small_file_bytes + 2 * shape.large_bytes
     total += shape.epochs * shape.epoch_files * shape.small_file_bytes
     # Ended by a signal, it still has to unmount and to stop its servers.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    text = ""
     try:
         with ExitStack() as stack:
             say(f"starting Alluxio in {work}")
@@ -306,7 +309,9 @@ def main(argv: Sequence[str]) -> int:
             for workload in bench.workloads:
                 bench.run(workload)
                 # After each workload, so that a run that is ended early has shown something.
-                text = report.write(bench.outcome(shape), options.output, options.name)
+                report.write(bench.outcome(shape), options.output, options.name)
+            bench.idle()
+            text = report.write(bench.outcome(shape), options.output, options.name)
     finally:
         if options.work_dir is None:
             shutil.rmtree(work, ignore_errors=True)
@@ -315,4 +320,4 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run(sys.argv[1:]))

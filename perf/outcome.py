@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from perf.meter import Measured
@@ -48,17 +48,15 @@ class MeasuredWorkload:
 class Outcome:
     """One run."""
 
-    table: str
+    about: Table
+    """Titles and roles."""
     machine: dict[str, str]
     shape: dict[str, int]
     systems: dict[str, str]
     """Name -> how it was set up."""
     workloads: list[MeasuredWorkload]
-
-    @property
-    def about(self) -> Table:
-        """Titles and roles."""
-        return TABLES[self.table]
+    idle_percent: dict[str, float] = field(default_factory=dict)
+    """System -> processor time of one core while nobody used any of them."""
 
     def rows(self) -> list[tuple[Row, MeasuredWorkload]]:
         """The rows that were measured, in the table's order."""
@@ -79,12 +77,14 @@ class Outcome:
 
     def to_json(self) -> str:
         """Indented, with lists of numbers on one line each."""
-        text = json.dumps(asdict(self), indent=1, default=list)
+        found = {**{part.name: getattr(self, part.name) for part in fields(self)}, "about": self.about.name}
+        found["workloads"] = [asdict(workload) for workload in self.workloads]
+        text = json.dumps(found, indent=1)
         return re.sub(r"[\[{][^\[\]{}]*[\]}]", lambda found: re.sub(r"\s+", " ", found[0]), text) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> Outcome:
-        """Of an earlier run."""
+        """Of an earlier run of one of the two tables."""
         found: dict[str, Any] = json.loads(text)
         workloads = [
             MeasuredWorkload(
@@ -94,6 +94,7 @@ class Outcome:
                 {name: [Memory(*pair) for pair in pairs] for name, pairs in each["memory"].items()},
                 each["counters"],
             )
-            for each in found.pop("workloads")
+            for each in found["workloads"]
         ]
-        return cls(**found, workloads=workloads)
+        about = next(table for table in TABLES.values() if table.name == found["about"])
+        return cls(**{**found, "about": about, "workloads": workloads})

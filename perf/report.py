@@ -60,7 +60,12 @@ def markdown(outcome: Outcome) -> str:
         for name in ours:
             lines += ["", *compared(outcome, [(name, peer) for peer in peers], f"{name} against")]
         lines += ["", "## Where fusecache loses", ""]
-        lines += losses(outcome, ours, peers) or ["Nowhere in this run."]
+        choices = [name for name in ours if name in (*MODES, AUTO)] or ours
+        lines += losses(outcome, choices, peers) or ["Nowhere in this run."]
+    if outcome.about.reference in ours:
+        variants = [(name, outcome.about.reference) for name in ours if name != outcome.about.reference]
+        lines += ["", f"## Variant / {outcome.about.reference}", "", "Median of the ratios within rounds.", ""]
+        lines += compared(outcome, variants, "row", by_first=True)
     lines += own_comparisons(outcome)
     lines += ["", "## Processor time", "", *processor_time(outcome)]
     lines += ["", "## Memory", "", *memory(outcome)]
@@ -167,6 +172,10 @@ def processor_time(outcome: Outcome) -> list[str]:
             everybody = [sum(cpu.values()) / units for units, cpu in per_unit]
             cells.append(f"{statistics.median(own):.2f} ({statistics.median(everybody):.2f})" if measured else "")
         lines.append(f"| {row.title} | " + " | ".join(cells) + " |")
+    if outcome.idle_percent:
+        found = [outcome.idle_percent.get(name) for name in outcome.systems]
+        cells = ["" if each is None else f"{each:.2f} %" for each in found]
+        lines.append("| idle, share of one core | " + " | ".join(cells) + " |")
     return lines
 
 

@@ -12,10 +12,11 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from fusecache.daemon import control_client
 from perf.outcome import ELSEWHERE, GATE, LOCAL, MEGABYTE, ORDINARY, PASSED_THROUGH, WORKERS, Counters
+from perf.tables import BLOCKS, ONE_BLOCK, SMALL
 from tests.support.mounting import Mount, is_mounted
 from tests.support.real_alluxio import FUSE_KERNEL_OPTIONS, FUSE_PROPERTIES, RealAlluxio, Server
 
@@ -180,10 +181,11 @@ class Fusecache:
         self._flags = ["--map-names", *flags, *ground.mount_flags]
         self._path = path
         self.setup = " ".join(["fusecache mount", f"alluxio://MASTER/{path} MOUNTPOINT", *self._flags])
-        self._runtime = ground.work / f"run-{name}"
-        service = ["--state-dir", str(ground.work / f"state-{name}"), "--runtime-dir", str(self._runtime)]
+        place = "".join(letter if letter.isalnum() else "-" for letter in name)
+        self._runtime = ground.work / f"run-{place}"
+        service = ["--state-dir", str(ground.work / f"state-{place}"), "--runtime-dir", str(self._runtime)]
         source = f"alluxio://{ground.cluster.master}/{path}"
-        self._mount = Mount(source, ground.work / f"mnt-{name}", *self._flags, *service)
+        self._mount = Mount(source, ground.work / f"mnt-{place}", *self._flags, *service)
 
     def start(self, stack: ExitStack) -> None:
         """Mount; taken down strictly at the end."""
@@ -197,28 +199,33 @@ class Fusecache:
         """The process that was started; what serves may be below it."""
         return [self._mount.pid]
 
+    def status(self) -> dict[str, Any]:
+        """What `fusecache status` shows."""
+        socket = control_client.socket_path(self._runtime, self._mount.mountpoint)
+        return control_client.call(socket, "status", STATUS_S)
+
     def counters(self) -> Counters:
         """By its control socket. Bytes that the kernel reads by itself (passthrough) no process counts: the opens show
         that it did."""
-        socket = control_client.socket_path(self._runtime, self._mount.mountpoint)
-        status = control_client.call(socket, "status", STATUS_S)
+        status = self.status()
         read = {
             source: status["metrics"].get(f"fusecache_read_bytes_total{{source={source}}}", 0.0) / MEGABYTE
             for source in ("local_block", "block_worker", "ufs")
         }
         found = {LOCAL: read["local_block"], ELSEWHERE: read["block_worker"] + read["ufs"]}
         if gate := status.get("gate"):
-            ordinary = gate["opens"]["ordinary"]
-            found[PASSED_THROUGH] = sum(gate["opens"].values()) - ordinary
-            found[ORDINARY] = ordinary
+            # Counted in mode passthrough only: in no-open there are no opens to tell apart.
+            opens: dict[str, int] = gate.get("opens", {})
+            found[ORDINARY] = opens.get("ordinary", 0)
+            found[PASSED_THROUGH] = sum(opens.values()) - found[ORDINARY]
             found[GATE] = sum(gate["answered"].values())
             found[WORKERS] = sum(gate["dispatched"].values())
         return found
 
 
 class Auto:
-    """`--open-mode auto` chooses for a whole mount by what lies in it: one mount of the small files, one of the large
-    ones. What a row's processor time and memory are is the mount's that serves its folder."""
+    """`--open-mode auto` chooses for a whole mount by what lies in it: each folder of the data set, of small files or
+    of a large one, is a mount of its own. A row's processor time and memory are those of the mount that serves it."""
 
     reads_blocks = True
     warm_up_runs = Fusecache.warm_up_runs
@@ -226,46 +233,50 @@ class Auto:
     def __init__(self, name: str, ground: Ground) -> None:
         self.name = name
         self._parts = {
-            path: Fusecache(f"{name}-{path}", ground, "--open-mode", "auto", path=path) for path in ("train", "large")
+            folder: Fusecache(f"{name}-{folder}", ground, "--open-mode", "auto", path=folder)
+            for folder in (SMALL, BLOCKS, ONE_BLOCK)
         }
-        self.setup = "two mounts: " + "; ".join(part.setup for part in self._parts.values())
+        self.setup = ""
 
     def start(self, stack: ExitStack) -> None:
-        """Both."""
+        """All of them."""
         for part in self._parts.values():
             part.start(stack)
+        self.setup = "; ".join(f"{part.setup} ({part.status()['why']})" for part in self._parts.values())
 
     def place(self, folder: str) -> Path:
         """In the mount of its kind."""
-        return self._part(folder).place(folder)
+        return self._parts[folder].place(folder)
 
     def pids(self, folder: str) -> list[int]:
         """Of the mount of its kind."""
-        return self._part(folder).pids(folder)
+        return self._parts[folder].pids(folder)
 
     def counters(self) -> Counters:
-        """Of both."""
+        """Of all."""
         found: Counter[str] = Counter()
         for part in self._parts.values():
             found.update(part.counters())
         return dict(found)
 
-    def _part(self, folder: str) -> Fusecache:
-        return self._parts[Path(folder).parts[0]]
+
+SystemMaker = Callable[[str, Ground], System]
+"""Makes a system of this name."""
 
 
-def _in_mode(*flags: str) -> Callable[[str, Ground], System]:
+def with_flags(*flags: str) -> SystemMaker:
+    """A mount of fusecache with these flags."""
     return lambda name, ground: Fusecache(name, ground, *flags)
 
 
-SYSTEMS: dict[str, Callable[[str, Ground], System]] = {
-    "fusecache": _in_mode(),
-    "no-open": _in_mode("--open-mode", "no-open"),
-    "passthrough": _in_mode("--open-mode", "passthrough"),
+SYSTEMS: dict[str, SystemMaker] = {
+    "fusecache": with_flags(),
+    "no-open": with_flags("--open-mode", "no-open"),
+    "passthrough": with_flags("--open-mode", "passthrough"),
     "auto": Auto,
-    "classic": _in_mode("--open-mode", "classic"),
-    "no-open-1-worker": _in_mode("--open-mode", "no-open", "--workers", "1"),
-    "passthrough-1-worker": _in_mode("--open-mode", "passthrough", "--workers", "1"),
+    "classic": with_flags("--open-mode", "classic"),
+    "no-open-1-worker": with_flags("--open-mode", "no-open", "--workers", "1"),
+    "passthrough-1-worker": with_flags("--open-mode", "passthrough", "--workers", "1"),
     "alluxio-fuse": AlluxioFuse,
     "alluxio-fuse-permissions": lambda name, ground: AlluxioFuse(name, ground, "default_permissions"),
     "bindfs": Bindfs,

@@ -52,6 +52,8 @@ class Table(NamedTuple):
     ours: tuple[str, ...]
     """The systems that are fusecache; each is compared with every peer."""
     rounds: int
+    reference: str | None = None
+    """The one of ours that the others are variants of."""
 
     @property
     def rows(self) -> tuple[Row, ...]:

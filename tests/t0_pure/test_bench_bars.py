@@ -40,7 +40,7 @@ def outcome(rates: dict[str, float], exceptions: dict[tuple[str, str], float] | 
     machine = dict.fromkeys(("cpu", "kernel", "python", "commit", "load", "date", "minutes"), "?")
     shape = dict.fromkeys(("small_files", "small_file_bytes", "large_bytes", "epoch_files", "block_bytes"), 1)
     return Outcome(
-        "kernel-path", machine, shape, dict.fromkeys(rates, "set up"), list(map(workload, KERNEL_PATH.workloads))
+        KERNEL_PATH, machine, shape, dict.fromkeys(rates, "set up"), list(map(workload, KERNEL_PATH.workloads))
     )
 
 
