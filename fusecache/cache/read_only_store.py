@@ -48,11 +48,7 @@ class ReadOnlyStore(TableReader):
         except (OSError, lmdb.Error) as exc:
             raise StateError(f"the metadata store in {identity.folder} can't be read: {exc}") from exc
         try:
-            # Not within a transaction of ours: py-lmdb keeps a finished read transaction for the next one instead of
-            # committing it, and without a commit the handles are lost (mdb_get: EINVAL).
-            self.tables = Tables(
-                *(environment.open_db(f"{identity.namespace}/{table}".encode(), create=False) for table in TABLES)
-            )
+            self.tables = self._open_tables(environment, identity.namespace)
         except lmdb.Error as exc:
             self._release(environment)
             raise StateError(f"{identity.namespace} in {identity.folder} can't be read: {exc}") from exc
@@ -83,6 +79,11 @@ class ReadOnlyStore(TableReader):
             max_spare_txns=16,
             readahead=False,
         )
+
+    def _open_tables(self, environment: lmdb.Environment, namespace: str) -> Tables:
+        # Not within a transaction of ours: py-lmdb keeps a finished read transaction for the next one instead of
+        # committing it, and without a commit the handles are lost (mdb_get: EINVAL).
+        return Tables(*(environment.open_db(f"{namespace}/{table}".encode(), create=False) for table in TABLES))
 
     def _release(self, environment: lmdb.Environment) -> None:
         environment.close()

@@ -24,6 +24,7 @@ from fusecache.cache.listing_diff import Change
 from fusecache.cache.read_only_store import ReadOnlyStore
 from fusecache.cache.record import Entry
 from fusecache.cache.store import MetadataStore
+from fusecache.cache.tables import Tables
 from fusecache.cache.tree import ROOT, MetadataTree
 from fusecache.daemon.metadata_service import MetadataService
 from fusecache.daemon.remote_tree import RemoteTree
@@ -46,6 +47,9 @@ class SameProcessStore(ReadOnlyStore):
     def _open(self, path: Path, map_bytes: int) -> lmdb.Environment:
         return self._mount.environment(map_bytes)
 
+    def _open_tables(self, environment: lmdb.Environment, namespace: str) -> Tables:
+        return self._mount.tables[namespace]  # to open them again would wait for the writer's transaction
+
     def _release(self, environment: lmdb.Environment) -> None:
         """It is the writer's."""
 
@@ -62,6 +66,7 @@ class Agent:
         self.store = MetadataStore(
             mount.store_folder, mount.cluster, root_path=mount.root_path, map_bytes=64 << 20, boot=BOOT
         )
+        mount.tables[self.store.namespace] = self.store.tables
         self.tree = MetadataTree(
             self.store,
             root_path=mount.root_path,
@@ -132,6 +137,7 @@ class SharedMount:
         self.cluster = "cluster-1"
         self.socket = folder / "run" / "agent.sock"
         self._environment: lmdb.Environment | None = None
+        self.tables: dict[str, Tables] = {}
         self.workers: list[RemoteTree] = []
         self.board_fd = os.memfd_create("board")
 
