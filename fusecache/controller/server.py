@@ -52,7 +52,7 @@ _OPTIONS = [
     ("grpc.max_send_message_length", ANSWER_BYTES),
     ("grpc.max_concurrent_streams", STREAMS_PER_CONNECTION),
     # Nodes ping idle streams (rpc.channel.KEEPALIVE_S); the default calls that an attack after the third.
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 20_000),

@@ -260,7 +260,7 @@ class EmbeddedServer:
                 ("grpc.max_receive_message_length", max_receive_bytes),
                 ("grpc.max_send_message_length", -1),
                 # Alluxio's permit.keepalive.time: pings every 30 s are welcome, on idle channels too.
-                ("grpc.http2.min_recv_ping_interval_without_data_ms", 30_000),
+                ("grpc.http2.min_ping_interval_without_data_ms", 30_000),
                 ("grpc.keepalive_permit_without_calls", 1),
             ],
         )
