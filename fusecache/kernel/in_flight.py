@@ -214,6 +214,10 @@ class InFlight:
                     load.awake_at_s = now_s
         return late
 
+    def unread_s(self, load: Load, now_s: float) -> float:
+        """For how long a worker has left its socket unread; 0 while it takes what it is given."""
+        return now_s - load.awake_at_s if load.owed and self._has_unread(load) else 0.0
+
     @property
     def is_busy(self) -> bool:
         """Something waits, or is owed."""

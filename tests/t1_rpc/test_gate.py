@@ -352,6 +352,9 @@ def test_a_blocked_worker_s_requests_go_to_another_too(start: Start) -> None:
     assert other.take()[:2] == (wire.READ, 10)
     other.answer_read(10, b"fast")
     assert system.answered() == (0, 10, b"fast")
+    rows = {row["index"]: row for row in system.status()["workers"]}
+    assert rows[0]["unread_s"] > 0.2
+    assert rows[1]["unread_s"] == 0.0
     assert blocked.take()[1] == 10
     blocked.answer_read(10, b"slow")
     wait_until(lambda: blocked.slots.busy == 0)
