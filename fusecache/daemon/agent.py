@@ -30,6 +30,7 @@ import fusecache
 from fusecache import logs
 from fusecache.alluxio.model import Block, block_id_of
 from fusecache.cache.board import BoardWriter
+from fusecache.cache.known import ROOT
 from fusecache.cache.record import Entry
 from fusecache.clock import SystemClock
 from fusecache.config.settings import LogLevel, MountPlan
@@ -53,7 +54,7 @@ log = structlog.get_logger(__name__)
 UNEXPECTED = 70
 """EX_SOFTWARE: exit code of a bug."""
 
-ROOT = 1
+
 MAX_SERVED = 100_000
 """Blocks to be touched that are remembered."""
 

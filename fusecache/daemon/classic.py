@@ -32,7 +32,7 @@ from fusecache.daemon.mount_core import Cluster, MountCore, build_info, only_err
 from fusecache.fs.attributes import Attributes
 from fusecache.fs.hidden_folder import HiddenFolder
 from fusecache.fs.operations import Operations
-from fusecache.fs.session import Session, may_allow_other, mount_options, notify, set_read_ahead
+from fusecache.fs.session import Session, mount_options, notify, set_read_ahead
 from fusecache.metrics import Metrics
 from fusecache.prefetch.reader import Readers
 
@@ -130,7 +130,7 @@ class ClassicMount(MountCore):
         log.info("unmounted", mountpoint=str(self.plan.mountpoint))
 
     def _mount(self, settings: Settings) -> None:
-        other_users = may_allow_other() if settings.allow_other is None else settings.allow_other
+        other_users = mountpoints.may_allow_other() if settings.allow_other is None else settings.allow_other
         # Between `mount_child`'s look at the mount point and now another mount may have come.
         with mountpoints.claim(mount_lock(settings.runtime_dir, self.plan.mountpoint)):
             mountpoints.prepare(self.plan.mountpoint)

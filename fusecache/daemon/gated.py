@@ -22,8 +22,8 @@ from fusecache.config.settings import MountPlan
 from fusecache.daemon.control_client import mount_lock, socket_path
 from fusecache.daemon.embedded_child import EmbeddedChild, served_by
 from fusecache.daemon.mount_process import python_path
+from fusecache.daemon.mountpoint import may_allow_other
 from fusecache.daemon.ready_pipe import ReadyPipe
-from fusecache.fs.session import may_allow_other
 from fusecache.kernel.features import Decision, Features, decide_open_mode, parse_mask
 from fusecache.kernel.probe import probe
 from fusecache.kernel.spec import MountSpec

@@ -14,13 +14,13 @@ import trio
 import fusecache
 from fusecache import logs
 from fusecache.alluxio.model import ClusterIdentity
+from fusecache.cache.known import ROOT
 from fusecache.cache.tree import MetadataTree
 from fusecache.config.settings import LogLevel, MountPlan
 from fusecache.daemon.control import ControlServer, Handler, socket_path
 from fusecache.daemon.dataset_bytes import DatasetBytes
 from fusecache.errors import UsageError
 from fusecache.fs.invalidation import Invalidator
-from fusecache.fs.operations import ROOT
 from fusecache.metrics import Metrics
 
 PUSH_WAIT_S = 5.0

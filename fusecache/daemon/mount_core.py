@@ -191,6 +191,11 @@ class MountCore:
             raise MountError(
                 f"{self.plan.mountpoint}: mounted, but the first request is {state} after {FIRST_READ_S:.0f} s"
             )
+        # A first file opened and closed: from now on the kernel knows that FLUSH is not wanted (and OPEN, in no-open
+        # mode). Otherwise the first close(2) may be the one that meets the end of the mount, and fail.
+        first = self.plan.mountpoint / ".fusecache" / "version"
+        if await trio.to_thread.run_sync(mountpoints.read_inside, first, FIRST_READ_S) is None:
+            raise MountError(f"{first}: can't be read in the new mount")
         self.ready = True
         log.info(
             "mounted", mountpoint=str(self.plan.mountpoint), source=self.source, cluster_id=self.identity.cluster_id

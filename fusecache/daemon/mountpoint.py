@@ -36,6 +36,7 @@ COMMAND_S = 10.0
 
 POLL_S = 0.1
 FUSE_DEVICE = Path("/dev/fuse")
+FUSE_CONF = Path("/etc/fuse.conf")
 FUSE_DEVICE_NUMBER = (10, 229)
 """Major and minor number, fixed by the kernel (Documentation/admin-guide/devices.txt)."""
 
@@ -218,6 +219,17 @@ def check_device() -> None:
         ) from None
     if os.geteuid() != 0 and shutil.which("fusermount3") is None:
         raise MountError("fusermount3 is not in PATH; install the package fuse3, or run as root")
+
+
+def may_allow_other(fuse_conf: Path = FUSE_CONF) -> bool:
+    """Whether fusermount3 lets this user pass `allow_other`."""
+    if os.geteuid() == 0:
+        return True
+    try:
+        lines = fuse_conf.read_text().splitlines()
+    except OSError:
+        return False
+    return any(line.strip() == "user_allow_other" for line in lines)
 
 
 @contextmanager

@@ -24,21 +24,9 @@ from fusecache.fs.invalidation import Push
 log = structlog.get_logger(__name__)
 
 FS_SUBTYPE = "fusecache"
-FUSE_CONF = Path("/etc/fuse.conf")
 
 MAX_TASKS = 100
 """Concurrent requests of one mount; the kernel sends at most 12 background ones and one per waiting thread more."""
-
-
-def may_allow_other(fuse_conf: Path = FUSE_CONF) -> bool:
-    """Whether fusermount3 lets this user pass `allow_other`."""
-    if os.geteuid() == 0:
-        return True
-    try:
-        lines = fuse_conf.read_text().splitlines()
-    except OSError:
-        return False
-    return any(line.strip() == "user_allow_other" for line in lines)
 
 
 def mount_options(settings: Settings, fsname: str, *, other_users: bool) -> set[str]:

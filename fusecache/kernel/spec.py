@@ -78,6 +78,9 @@ class MountSpec:
     slots: int = 16
     """Shared buffers of each worker for READ data, max_read_bytes each."""
 
+    grace_s: int = 10
+    """How long requests in flight may take to finish on the way down; Kubernetes kills after 30 s by default."""
+
     silent_s: int = 30
     """A gate that has not answered the supervisor, or a worker that has not taken a request, for this long is stuck."""
 
@@ -106,6 +109,7 @@ class MountSpec:
             ("max_read_bytes", self.max_read_bytes, PAGE_BYTES, MAX_READ_BYTES),
             ("spin_us", self.spin_us, 0, 1_000_000),
             ("slots", self.slots, 1, 1024),
+            ("grace_s", self.grace_s, 0, 3600),
             ("silent_s", self.silent_s, 1, 3600),
         ):
             if not least <= value <= most:

@@ -16,7 +16,7 @@ What happens when a part dies (`restart_policy` says how often and when):
 Before the mount is ready a dead agent or gate, or a crash-looping worker, ends the start with an error.
 
 On the way down: unmount (a busy mount is detached after BUSY_S, and said so), let what is in flight finish for at most
-GRACE_S, then end workers, agent, embedded server. A second signal ends all at once.
+grace_s, then end workers, agent, embedded server. A second signal ends all at once.
 """
 
 from __future__ import annotations
@@ -60,9 +60,6 @@ AGENT_START_S: Final = 300.0
 WORKER_START_S: Final = 60.0
 """From mount(2) to the first worker's answer to INIT, and from a worker's start to its being ready."""
 
-GRACE_S: Final = 10.0
-"""How long requests in flight may take to finish; Kubernetes kills after 30 s by default."""
-
 PARTS_END_S: Final = 8.0
 """SIGTERM to SIGKILL for workers and agent, which closes its store."""
 
@@ -70,7 +67,7 @@ EMBEDDED_END_S: Final = 5.0
 LOOK_S: Final = 1.0
 """How often the gate is looked at."""
 
-GATE_TICKS: Final = 6
+QUESTIONS: Final = 6
 """How often the gate is asked for a sign of life within the time after which its silence counts."""
 
 BROKEN_END_S: Final = 5.0
@@ -116,9 +113,11 @@ class Supervisor:
 
         self._hurry = False
         self._workers_failing = False
-        self._gate_answered_at_s = 0.0
         self._started_at_s = time.monotonic()
-        self._gate_asked_at_s = 0.0
+        self._gate_asked_at_s: float | None = None
+        """Since when a question to the gate is unanswered."""
+
+        self._ask_gate_at_s = 0.0
         self._timers = Timers()
         self._environment = {**os.environ, **spec.environment}
         self._epoch_fd = os.memfd_create("fusecache-epoch", os.MFD_CLOEXEC)
@@ -290,7 +289,7 @@ class Supervisor:
         assert self._session is not None
         settings = {**self._session.gate_settings(), "open_mode": self._session.open_mode}
         self._gate.launch(self._spec, self._session.gate_device, self._table_fd, settings, self._environment)
-        self._gate_answered_at_s = time.monotonic()
+        self._gate_asked_at_s = None
         self._timers.after("gate", LOOK_S, self._look_at_gate)
         if self._agent.gate_link is not None:
             self._gate.send({"kind": "agent"}, (self._agent.gate_link.fileno(),))
@@ -351,7 +350,7 @@ class Supervisor:
             elif kind == "worker_broken":
                 self._worker_is_broken(message)
             elif kind == "status":
-                self._gate_answered_at_s = time.monotonic()
+                self._gate_asked_at_s = None
                 self._look_at_workers(message)
             elif kind == "failed":
                 self._gate.failure = str(message.get("text", ""))
@@ -459,13 +458,16 @@ class Supervisor:
             self._dead_gates.append(hanging)
             self._gate_ended("a signal, while a notification hangs")
             return
-        if now_s - self._gate_answered_at_s > silent_s:
+        if self._gate_asked_at_s is not None and now_s - self._gate_asked_at_s > silent_s:
             self._log.error("the gate is stuck and is replaced", pid=self._gate.pid)
-            self._gate_answered_at_s = now_s
+            self._ask_gate_at_s = now_s + silent_s
+            self._gate_asked_at_s = None
             self._abort(self._gate)
-        elif now_s - self._gate_asked_at_s >= silent_s / GATE_TICKS:
-            self._gate_asked_at_s = now_s
-            self._gate.send({"kind": "status"})
+        elif now_s >= self._ask_gate_at_s:
+            self._ask_gate_at_s = now_s + silent_s / QUESTIONS
+            if self._gate_asked_at_s is None:
+                self._gate_asked_at_s = now_s
+                self._gate.send({"kind": "status"})
         self._timers.after("gate", LOOK_S, self._look_at_gate)
 
     def _embedded_ended(self, how: str) -> None:
@@ -498,10 +500,10 @@ class Supervisor:
             self._outcome = Outcome(0, "")
             return
         self._gate.send({"kind": "stop"})
-        self._timers.after("grace", GRACE_S, self._grace_is_over)
+        self._timers.after("grace", self._spec.grace_s, self._grace_is_over)
 
     def _grace_is_over(self) -> None:
-        self._log.warning("requests in flight did not finish in time", grace_s=GRACE_S)
+        self._log.warning("requests in flight did not finish in time", grace_s=self._spec.grace_s)
         self._outcome = Outcome(0, "")
 
     def _fail(self, exit_code: int, text: str) -> None:

@@ -485,9 +485,9 @@ def test_serve_runs_all_mounts_of_a_file_and_ends_them_together(
 
 
 def mount_process(parent: int, place: Path) -> int:
-    """The child of `serve` that runs one mount: it names its mount point last."""
+    """The child of `serve` that runs one mount: its command line ends with the mount point."""
     for pid in descendants(parent):
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        if os.fsencode(place) in words and b"fusecache.daemon.mount_child" in words:
+        shown = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").strip()
+        if shown.endswith(os.fsencode(place)):
             return pid
     raise AssertionError(f"no process of {parent} serves {place}")
