@@ -6,6 +6,7 @@ It serves one root folder with four files of fixed content:
   poison  kills the worker that is asked to read it
   huge    content of 64 MiB that is a function of the offset
 Its part of the gate's protocol is what ours does: INIT is answered on the socket, READ data goes through slots.
+In `passthrough` mode the file `backing` in the folder, where it is there, is offered for `file`.
 The INIT that it was shown lies in the folder as `init`, and `asked` is there once `slow` was asked for.
 """
 
@@ -22,6 +23,7 @@ import struct
 import sys
 from pathlib import Path
 
+from fusecache.kernel.offers import OfferSender
 from fusecache.kernel.reply_slots import WorkerSlots
 
 LOOKUP, GETATTR, OPEN, READ, STATFS, INIT, OPENDIR, READDIR = 1, 3, 14, 15, 17, 26, 27, 28
@@ -56,8 +58,9 @@ def attributes(inode: int) -> bytes:
 class StandIn:
     """One worker."""
 
-    def __init__(self, requests: int, slots: int, folder: Path) -> None:
+    def __init__(self, requests: int, slots: int, offers: int, folder: Path) -> None:
         self._requests = requests
+        self._offers = OfferSender(offers)
         self._slots = WorkerSlots(slots)
         self._folder = folder
         self._slow: list[tuple[int, int, int]] = []
@@ -101,6 +104,10 @@ class StandIn:
                 entry = struct.pack("<QQQQII", found, 0, VALID_S, VALID_S, 0, 0)
                 self._answer(unique, entry + attributes(found))
         elif opcode == OPEN:
+            backing = self._folder / "backing"
+            if inode == NAMES[b"file"] and backing.exists():
+                with backing.open("rb") as file:
+                    self._offers.offer(inode, file.fileno())
             self._answer(unique, struct.pack("<QII", 0, 1 << 1, 0))
         elif opcode == READ:
             _, offset, size = struct.unpack_from("<QQI", body)
@@ -155,7 +162,7 @@ def main() -> int:
     folder = Path(os.environ["FUSECACHE_STAND_IN"])
     assert os.pread(flags.plan_fd, 4, 0) == b"plan"
     assert len(os.pread(flags.epoch_fd, 8192, 0)) == 4096
-    StandIn(flags.requests_fd, flags.slots_fd, folder).serve()
+    StandIn(flags.requests_fd, flags.slots_fd, flags.offers_fd, folder).serve()
     return 0
 
 

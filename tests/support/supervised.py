@@ -50,14 +50,15 @@ def runs(pid: int) -> bool:
 class Supervised:
     """One mount; use as a context manager."""
 
-    def __init__(self, folder: Path, features: Features, **fields: Any) -> None:
-        """`folder` is the test's own; `fields` replace those of the specification."""
+    def __init__(self, folder: Path, features: Features, *, mode: str = "no-open", **fields: Any) -> None:
+        """`folder` is the test's own; the agent chooses `mode`; `fields` replace those of the specification."""
         self.folder = folder
         self.mountpoint = folder / "mnt"
         self.mountpoint.mkdir(exist_ok=True)
         self.orders = folder / "orders"
         self.orders.mkdir(exist_ok=True)
         self._features = features
+        self._mode = mode
         self._fields = fields
         self._stderr = folder / "stderr"
         self.process: subprocess.Popen[bytes] | None = None
@@ -88,7 +89,7 @@ class Supervised:
             "plan_fd": plan_fd,
             "ready_fd": ready_fd,
             "agent_socket": str(self.folder / "agent.socket"),
-            "environment": {"FUSECACHE_STAND_IN": str(self.orders)},
+            "environment": {"FUSECACHE_STAND_IN": str(self.orders), "FUSECACHE_STAND_IN_MODE": self._mode},
             **self._fields,
         }
         spec_fd = MountSpec(**spec).to_memfd()

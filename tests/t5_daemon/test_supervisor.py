@@ -272,6 +272,39 @@ def test_sigkill_of_the_gate_puts_reads_in_flight_back(start: Start, expected_lo
     assert mount.parts()["gate"]["restarts"] == 1
 
 
+@pytest.mark.parametrize("mode", ["no-open", "passthrough"])
+def test_open_files_outlive_the_gate(start: Start, mode: str, expected_logs: Callable[..., None]) -> None:
+    """How an inode is open may not change before its last RELEASE: the next gate knows it from the table."""
+    if not FEATURES.usable("passthrough"):
+        pytest.skip(FEATURES["passthrough"].why)
+    expected_logs("the gate ended", count=1)
+    mount = start(mode=mode)
+    (mount.orders / "backing").write_bytes(CONTENT)
+    held = [os.open(mount.mountpoint / name, os.O_RDONLY) for name in ("file", "huge")]
+    try:
+        kill(mount, "gate")
+        until(lambda: mount.parts()["worker 0"]["ready"], "the next gate serves")
+        for descriptor, name in zip(held, ("file", "huge"), strict=True):
+            assert os.pread(descriptor, 4096, 8192) == CONTENT[8192:12288]
+            with (mount.mountpoint / name).open("rb") as again:
+                assert again.read(4096) == CONTENT[:4096], "opened while the first one is still open"
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+    assert mount.read("file").stdout == CONTENT
+
+
+def test_passthrough_reads_the_backing_file(start: Start) -> None:
+    """The instrument of the test above: its bytes do not come from a worker."""
+    if not FEATURES.usable("passthrough"):
+        pytest.skip(FEATURES["passthrough"].why)
+    mount = start(mode="passthrough")
+    assert mount.status()["open_mode"] == "passthrough"
+    other = bytes(reversed(CONTENT))
+    (mount.orders / "backing").write_bytes(other)
+    assert (mount.mountpoint / "file").read_bytes() == other
+
+
 def test_sigkill_of_the_gate_without_resend_is_an_error_and_then_goes_on(
     start: Start, expected_logs: Callable[..., None]
 ) -> None:
@@ -344,8 +377,8 @@ def test_sigterm_while_a_notification_waits_in_the_kernel_ends_with_0(
 ) -> None:
     """The grace passes, then the connection is aborted: the detached mount could not be reached by its name."""
     expected_logs("the mount is busy: detached", count=1)
-    expected_logs("requests in flight did not finish in time", optional=True)
-    mount = start()
+    expected_logs("requests in flight did not finish in time", count=1)
+    mount = start(grace_s=1)
     pids = mount.pids()
     reading = hanging_notification(mount)
     os.kill(mount.pid, signal.SIGTERM)
@@ -403,6 +436,18 @@ def test_workers_that_die_at_their_start_mean_eio_until_one_lives(
     blocker.unlink()
     until(lambda: "a worker is ready again" in mount.events(), "the try every 10 s succeeds")
     assert mount.read("file").stdout == CONTENT
+
+
+def test_a_worker_that_hangs_is_replaced(start: Start, expected_logs: Callable[..., None]) -> None:
+    """Not one that has answered everything: nobody waits for it."""
+    expected_logs("a worker is stuck and is replaced", count=1)
+    expected_logs("a worker ended", count=1)
+    mount = start(workers=1, silent_s=1)
+    until(lambda: mount.parts()["worker 0"]["ready"], "the worker is ready")
+    pid = mount.parts()["worker 0"]["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    assert mount.read("file").stdout == CONTENT
+    assert mount.parts()["worker 0"]["pid"] != pid
 
 
 def test_a_gate_that_dies_at_its_start_ends_the_mount_with_70(start: Start, expected_logs: Callable[..., None]) -> None:
