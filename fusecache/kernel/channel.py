@@ -18,6 +18,8 @@ from typing import Any, Final
 MAX_MESSAGE_BYTES: Final = 64 << 10
 MAX_DESCRIPTORS: Final = 4
 MAX_WAITING: Final = 1024
+MAX_AT_ONCE: Final = 256
+"""Messages that are read in one go: a part that never stops talking must not keep the loop from others."""
 
 Message = dict[str, Any]
 
@@ -82,9 +84,11 @@ class Channel:
             _close_all(descriptors)
 
     def receive(self) -> list[Message]:
-        """All messages that are there. `closed` is true once the part has closed its end."""
+        """The messages that are there, MAX_AT_ONCE at most. `closed` is true once the part has closed its end."""
         messages: list[Message] = []
-        while not self.closed:
+        for _ in range(MAX_AT_ONCE):
+            if self.closed:
+                break
             try:
                 data = self._socket.recv(MAX_MESSAGE_BYTES + 1)
             except BlockingIOError:

@@ -97,6 +97,7 @@ def spawn(argv: Sequence[str], descriptors: Sequence[int], environment: Mapping[
         _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
         if os.getppid() != parent:
             os._exit(_NOT_STARTED)  # it ended before the line above
+        signal.set_wakeup_fd(-1)  # a signal of this process is none of the supervisor's
         os.setsid()
         for number in (signal.SIGPIPE, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)

@@ -33,9 +33,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 from fusecache.errors import FusecacheError
+from fusecache.kernel import last_words
 from fusecache.kernel.channel import Channel, Message
 from fusecache.kernel.ending import end_parts, end_session
-from fusecache.kernel.log import STANDARD_ERROR, Log, write_line
+from fusecache.kernel.gate_watch import GateWatch
+from fusecache.kernel.log import Log
 from fusecache.kernel.parts import Part, ending, leader_is_dead
 from fusecache.kernel.process_name import set_process_name
 from fusecache.kernel.restart_policy import RestartPolicy
@@ -67,12 +69,10 @@ EMBEDDED_END_S: Final = 5.0
 LOOK_S: Final = 1.0
 """How often the gate is looked at."""
 
-QUESTIONS: Final = 6
-"""How often the gate is asked for a sign of life within the time after which its silence counts."""
-
 BROKEN_END_S: Final = 5.0
 """For a worker whose socket the gate has closed, because it sent what can't be true, to end by itself."""
 
+LAUNCH_AGAIN_S: Final = 1.0
 STACKS_S: Final = 1.0
 """From SIGABRT, at which a part prints its stacks, to SIGKILL."""
 
@@ -114,10 +114,7 @@ class Supervisor:
         self._hurry = False
         self._workers_failing = False
         self._started_at_s = time.monotonic()
-        self._gate_asked_at_s: float | None = None
-        """Since when a question to the gate is unanswered."""
-
-        self._ask_gate_at_s = 0.0
+        self._gate_watch = GateWatch(spec.silent_s)
         self._timers = Timers()
         self._environment = {**os.environ, **spec.environment}
         self._epoch_fd = os.memfd_create("fusecache-epoch", os.MFD_CLOEXEC)
@@ -143,7 +140,8 @@ class Supervisor:
         finally:
             outcome = self._outcome or Outcome(UNEXPECTED, "")
             self._end_parts()
-            self._tell_parent(outcome)
+            if outcome.error:
+                last_words.say(outcome.exit_code, outcome.error, self._ready_fd)
         return outcome.exit_code
 
     # The loop.
@@ -200,7 +198,12 @@ class Supervisor:
 
     def _launch_agent(self) -> None:
         self._agent_failure = None
-        self._agent.launch(self._spec, self._epoch_fd, self._environment, self._ready_fd)
+        if not self._launched(
+            self._agent,
+            lambda: self._agent.launch(self._spec, self._epoch_fd, self._environment, self._ready_fd),
+            self._launch_agent,
+        ):
+            return
         if self._agent.gate_link is not None:
             self._gate.send({"kind": "agent"}, (self._agent.gate_link.fileno(),))
 
@@ -272,6 +275,19 @@ class Supervisor:
     def _tell_agent_serving(self) -> None:
         self._send_agent({"kind": "serving", **self._describe()})
 
+    def _launched(self, part: Part, launch: Callable[[], None], again: Callable[[], None]) -> bool:
+        """Start a part. A machine that is short of processes or memory for a moment must not cost the mount."""
+        try:
+            launch()
+        except OSError as failure:
+            if self._state != "serving":
+                self._fail(UNEXPECTED, f"{part.name} can't be started: {failure.strerror}")
+            else:
+                self._log.error(f"{part.name} can't be started yet", why=failure.strerror, again_in_s=LAUNCH_AGAIN_S)
+                self._timers.after(part.name, LAUNCH_AGAIN_S, again)
+            return False
+        return True
+
     # Mount, gate, workers.
 
     def _mount(self, open_mode: str) -> None:
@@ -288,23 +304,33 @@ class Supervisor:
     def _launch_gate(self) -> None:
         assert self._session is not None
         settings = {**self._session.gate_settings(), "open_mode": self._session.open_mode}
-        self._gate.launch(self._spec, self._session.gate_device, self._table_fd, settings, self._environment)
-        self._gate_asked_at_s = None
+        device_fd = self._session.gate_device
+        if not self._launched(
+            self._gate,
+            lambda: self._gate.launch(self._spec, device_fd, self._table_fd, settings, self._environment),
+            self._launch_gate,
+        ):
+            return
+        self._gate_watch.started()
         self._timers.after("gate", LOOK_S, self._look_at_gate)
         if self._agent.gate_link is not None:
             self._gate.send({"kind": "agent"}, (self._agent.gate_link.fileno(),))
+        if self._workers_failing:
+            self._gate.send({"kind": "workers_failing", "failing": True})
         for worker in self._workers:
             worker.hand_to(self._gate)
 
     def _launch_worker(self, worker: Worker) -> None:
-        assert self._session is not None
-        worker.launch(
-            self._spec,
-            self._epoch_fd,
-            self._session.open_mode,
-            self._session.device_number,
-            self._environment,
-        )
+        session = self._session
+        assert session is not None
+        if not self._launched(
+            worker,
+            lambda: worker.launch(
+                self._spec, self._epoch_fd, session.open_mode, session.device_number, self._environment
+            ),
+            lambda: self._launch_worker(worker),
+        ):
+            return
         worker.hand_to(self._gate)
         self._timers.after(worker.name, WORKER_START_S, lambda: self._worker_is_late(worker))
 
@@ -350,7 +376,7 @@ class Supervisor:
             elif kind == "worker_broken":
                 self._worker_is_broken(message)
             elif kind == "status":
-                self._gate_asked_at_s = None
+                self._gate_watch.answered()
                 self._look_at_workers(message)
             elif kind == "failed":
                 self._gate.failure = str(message.get("text", ""))
@@ -449,8 +475,6 @@ class Supervisor:
 
     def _look_at_gate(self) -> None:
         """Every LOOK_S: ask for a sign of life, and see what waitpid does not tell (`parts.leader_is_dead`)."""
-        now_s = time.monotonic()
-        silent_s = self._spec.silent_s
         if self._gate.pid is not None and leader_is_dead(self._gate.pid):
             # Putting its requests back lets the notification that it hangs in, and so the process, end.
             hanging = Part("dead gate", RestartPolicy())
@@ -458,16 +482,12 @@ class Supervisor:
             self._dead_gates.append(hanging)
             self._gate_ended("a signal, while a notification hangs")
             return
-        if self._gate_asked_at_s is not None and now_s - self._gate_asked_at_s > silent_s:
+        verdict = self._gate_watch.look(time.monotonic())
+        if verdict == "ask":
+            self._gate.send({"kind": "status"})
+        elif verdict == "stuck":
             self._log.error("the gate is stuck and is replaced", pid=self._gate.pid)
-            self._ask_gate_at_s = now_s + silent_s
-            self._gate_asked_at_s = None
             self._abort(self._gate)
-        elif now_s >= self._ask_gate_at_s:
-            self._ask_gate_at_s = now_s + silent_s / QUESTIONS
-            if self._gate_asked_at_s is None:
-                self._gate_asked_at_s = now_s
-                self._gate.send({"kind": "status"})
         self._timers.after("gate", LOOK_S, self._look_at_gate)
 
     def _embedded_ended(self, how: str) -> None:
@@ -480,12 +500,12 @@ class Supervisor:
     # The way down.
 
     def _asked_to_end(self, by: str, exit_code: int) -> None:
-        """`exit_code`: when nothing is ready yet."""
+        """`exit_code`: when nothing is served yet."""
         if self._state == "stopping":
             self._log.warning("second signal: ending without waiting", signal=by)
             self._hurry = True
             self._outcome = Outcome(0, "")
-        elif not self._was_ready or self._session is None:
+        elif self._state != "serving" or self._session is None:
             self._fail(exit_code, f"ended by {by} before the mount was ready")
         else:
             self._state = "stopping"
@@ -531,17 +551,6 @@ class Supervisor:
             read_ahead_error=self._read_ahead_error,
             uptime_s=time.monotonic() - self._started_at_s,
         )
-
-    def _tell_parent(self, outcome: Outcome) -> None:
-        """The error line of `daemon.ready_pipe`, unless the agent has said `ready`; and for people."""
-        if not outcome.error:
-            return
-        text = " ".join(outcome.error.split())
-        if self._ready_fd is not None:
-            line = f"error {outcome.exit_code} {text}".encode(errors="replace")[: select.PIPE_BUF - 1] + b"\n"
-            with contextlib.suppress(OSError):  # the parent was killed: nobody waits any more
-                os.write(self._ready_fd, line)
-        write_line(STANDARD_ERROR, f"fusecache: {text}".encode(errors="replace")[: select.PIPE_BUF - 1] + b"\n")
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -1,0 +1,44 @@
+"""Is the gate alive? Pure: times and answers are given, and a question or a verdict comes out.
+
+The gate is asked for its counters QUESTIONS times within `silent_s`. Silence counts from the oldest question that was
+not answered, not from the last answer: a supervisor that was stopped itself must not take that for the gate's silence.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+QUESTIONS: Final = 6
+
+Verdict = Literal["wait", "ask", "stuck"]
+
+
+class GateWatch:
+    """Of one gate after the other."""
+
+    def __init__(self, silent_s: float) -> None:
+        self._silent_s = silent_s
+        self._asked_at_s: float | None = None
+        self._next_at_s = 0.0
+
+    def started(self) -> None:
+        """Another gate: what was asked of the last one does not count."""
+        self._asked_at_s = None
+
+    def answered(self) -> None:
+        """It said something."""
+        self._asked_at_s = None
+
+    def look(self, now_s: float) -> Verdict:
+        """What to do now. `stuck` is said once; the gate then has `silent_s` to be gone before it is asked again."""
+        if self._asked_at_s is not None and now_s - self._asked_at_s > self._silent_s:
+            self._asked_at_s = None
+            self._next_at_s = now_s + self._silent_s
+            return "stuck"
+        if now_s < self._next_at_s:
+            return "wait"
+        self._next_at_s = now_s + self._silent_s / QUESTIONS
+        if self._asked_at_s is not None:
+            return "wait"  # one question is enough: what is not answered would only pile up
+        self._asked_at_s = now_s
+        return "ask"

@@ -1,0 +1,24 @@
+"""How a mount that failed says why: on the ready pipe, for a parent that waits there, and on standard error.
+
+The line on the pipe is the one that `daemon.ready_pipe` reads: `error EXIT_CODE TEXT`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+from fusecache.kernel.log import MAX_LINE_BYTES, STANDARD_ERROR, write_line
+
+
+def say(exit_code: int, text: str, ready_fd: int | None) -> None:
+    """Tell both, on one line each. `ready_fd` is None once the mount was ready: nobody waits any more."""
+    text = " ".join(text.split())
+    if ready_fd is not None:
+        with contextlib.suppress(OSError):  # the parent was killed
+            os.write(ready_fd, _line(f"error {exit_code} {text}"))
+    write_line(STANDARD_ERROR, _line(f"fusecache: {text}"))
+
+
+def _line(text: str) -> bytes:
+    return text.encode(errors="replace")[: MAX_LINE_BYTES - 1] + b"\n"

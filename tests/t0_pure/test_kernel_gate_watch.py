@@ -1,0 +1,59 @@
+"""When the gate is asked for a sign of life, and when its silence counts."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fusecache.kernel.gate_watch import GateWatch
+
+
+def test_a_gate_that_answers_is_asked_again_and_again() -> None:
+    watch = GateWatch(30.0)
+    said = []
+    for now_s in range(100, 130):
+        said.append(watch.look(float(now_s)))
+        watch.answered()
+    assert [index for index, verdict in enumerate(said) if verdict == "ask"] == [0, 5, 10, 15, 20, 25]
+    assert set(said) == {"ask", "wait"}
+
+
+def test_a_gate_that_is_silent_is_stuck_once() -> None:
+    watch = GateWatch(3.0)
+    assert [watch.look(100.0 + second) for second in range(8)] == [
+        "ask", "wait", "wait", "wait", "stuck", "wait", "wait", "ask",
+    ]  # fmt: skip
+
+
+def test_silence_counts_from_the_question() -> None:
+    """The supervisor itself was stopped for an hour: the gate was not asked meanwhile."""
+    watch = GateWatch(3.0)
+    assert watch.look(100.0) == "ask"
+    watch.answered()
+    assert watch.look(3700.0) == "ask"
+
+
+def test_another_gate_is_not_blamed_for_the_last_one() -> None:
+    watch = GateWatch(3.0)
+    assert watch.look(100.0) == "ask"
+    watch.started()
+    assert watch.look(110.0) == "ask"
+
+
+@given(st.lists(st.tuples(st.floats(min_value=0.01, max_value=5.0), st.booleans()), max_size=80))
+def test_stuck_means_that_a_question_was_open_for_longer_than_the_limit(steps: list[tuple[float, bool]]) -> None:
+    watch = GateWatch(3.0)
+    now_s = 1000.0
+    open_since_s: float | None = None
+    for wait_s, answers in steps:
+        now_s += wait_s
+        verdict = watch.look(now_s)
+        assert (verdict == "stuck") == (open_since_s is not None and now_s - open_since_s > 3.0)
+        if verdict == "ask":
+            assert open_since_s is None
+            open_since_s = now_s
+        if verdict == "stuck":
+            open_since_s = None
+        if answers:
+            watch.answered()
+            open_since_s = None
