@@ -10,7 +10,6 @@ import struct
 import sys
 from pathlib import Path
 
-from fusecache.kernel.offers import OfferSender
 from tests.support import stand_in_worker
 from tests.support.stand_in_worker import IN_HEADER, OPEN
 
@@ -18,16 +17,12 @@ from tests.support.stand_in_worker import IN_HEADER, OPEN
 class PassthroughWorker(stand_in_worker.StandIn):
     """Offers, then answers an ordinary OPEN."""
 
-    def __init__(self, requests: int, slots: int, folder: Path, offers: int) -> None:
-        super().__init__(requests, slots, folder)
-        self._offers = OfferSender(offers)
-        self._blocks = folder / "blocks"
-
     def _handle(self, message: bytes) -> None:
         _, opcode, _, inode, *_ = IN_HEADER.unpack_from(message)
-        block = self._blocks / str(inode)
+        blocks = self._folder / "blocks"
+        block = blocks / str(inode)
         if opcode == OPEN:
-            with (self._blocks / "opens").open("ab") as log:
+            with (blocks / "opens").open("ab") as log:
                 log.write(struct.pack("<Q", inode))
             if block.exists():
                 descriptor = os.open(block, os.O_RDONLY)
@@ -40,7 +35,7 @@ def main() -> int:
     """Flags as the supervisor gives them."""
     flags = stand_in_worker.parse_flags()
     folder = Path(os.environ["FUSECACHE_STAND_IN"])
-    PassthroughWorker(flags.requests_fd, flags.slots_fd, folder, flags.offers_fd).serve()
+    PassthroughWorker(flags.requests_fd, flags.slots_fd, flags.offers_fd, folder).serve()
     return 0
 
 
