@@ -137,9 +137,12 @@ class Bench:
         for folder in ("train", "large"):
             sha256_tree(loader / folder)
         cluster.stop_fuse(server, loader)
-        if any(workload.folder == ONE_BLOCK for workload in self.workloads):
+        one_block = any(workload.folder == ONE_BLOCK for workload in self.workloads)
+        if one_block:
             dataset.write_one_block(cluster, self.options.large_bytes, self.work / "one-block", self.options.seed)
         (self.tier,) = cluster.tier_folders
+        blocks = self.options.small_files + -(-self.options.large_bytes // self.options.block_bytes) + one_block
+        dataset.wait_for_blocks(self.tier, blocks)
         self.blocks = dataset.copy_blocks(cluster.ufs, self.tier, self.copies, self.options.block_bytes)
         self.servers = cluster.server_pids()
         ground = Ground(cluster, self.copies, self.work, self.options.mount_flag)

@@ -19,6 +19,7 @@ import os
 import random
 import shutil
 import sys
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -29,6 +30,8 @@ FILES_PER_FOLDER = 100
 COPY_BYTES = 8 << 20
 LARGE = "large.bin"
 COPY_LIMIT_S = 300
+STORE_S = 60.0
+POLL_S = 0.2
 
 
 class Shape(NamedTuple):
@@ -83,6 +86,15 @@ def write_one_block(cluster: RealAlluxio, size_bytes: int, scratch: Path, seed: 
         timeout_s=COPY_LIMIT_S,
     )
     scratch.unlink()
+
+
+def wait_for_blocks(tier: Path, count: int) -> None:
+    """Until the block worker has so many complete blocks: it stores what was read in the background."""
+    deadline = time.monotonic() + STORE_S
+    while (found := sum(entry.name.isdigit() for entry in os.scandir(tier / "alluxioworker"))) < count:
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"the local block worker holds {found} blocks of {count} after {STORE_S:.0f} s")
+        time.sleep(POLL_S)
 
 
 def copy_blocks(ufs: Path, tier: Path, target: Path, block_bytes: int) -> dict[str, list[Path]]:

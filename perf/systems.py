@@ -190,6 +190,9 @@ class Fusecache:
     def start(self, stack: ExitStack) -> None:
         """Mount; taken down strictly at the end."""
         stack.enter_context(self._mount)
+        status = self.status()
+        if "open_mode" in status:
+            self.setup += f" ({status['open_mode']}: {status['why']})"
 
     def place(self, folder: str) -> Path:
         """Below the path that is mounted."""
@@ -242,7 +245,7 @@ class Auto:
         """All of them."""
         for part in self._parts.values():
             part.start(stack)
-        self.setup = "; ".join(f"{part.setup} ({part.status()['why']})" for part in self._parts.values())
+        self.setup = "; ".join(part.setup for part in self._parts.values())
 
     def place(self, folder: str) -> Path:
         """In the mount of its kind."""
