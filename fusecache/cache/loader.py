@@ -282,7 +282,7 @@ class Loader:
             known.bury_folder(dead)
         # Nobody can have kept anything of a listing that was the first.
         diff = Diff() if committed.first or committed.diff is None else committed.diff
-        for change in self._merge_overlay(folder, committed.state.asked_at, incomplete, diff):
+        for change in self._merge_overlay(folder, committed, incomplete, diff):
             diff.count(change)
         delivery = Delivery(diff, known.find(inode))
         if committed.old_shelf is not None:
@@ -295,9 +295,10 @@ class Loader:
         self._pusher.push(delivery)
         return delivery
 
-    def _merge_overlay(self, folder: Folder, asked_at: float, incomplete: list[Entry], diff: Diff) -> list[Change]:
+    def _merge_overlay(self, folder: Folder, committed: Committed, incomplete: list[Entry], diff: Diff) -> list[Change]:
         """Let the overlay give way to a listing; returns changes that only the overlay knew to be such."""
         known, overlay, inode = self._known, self._known.overlay, folder.inode
+        asked_at = committed.state.asked_at
         older = [it.entry for it in overlay.of_folder(inode) if it.asked_at <= asked_at]
         for entry in older:
             overlay.drop(entry.inode)
@@ -317,6 +318,12 @@ class Loader:
                 further.append(Change("replaced", inode, entry.name, entry.inode))
             elif not same_attributes(entry, now):
                 further.append(Change("attributes", inode, entry.name, entry.inode))
+        if not committed.first:
+            # Not on the shelf, so in no diff; but the listing before may have told the kernel that they are missing.
+            before = newer.union(entry.name for entry in older)
+            further.extend(
+                Change("added", inode, entry.name, entry.inode) for entry in incomplete if entry.name not in before
+            )
         for name in missing:
             found = known.listed_child(folder, name)
             if found is not None:

@@ -912,3 +912,20 @@ async def test_shut_down_during_a_listing_ends_soon_and_leaves_nothing_of_it(
 
 async def _expect_cancelled(use: Mounted, inode: int) -> None:
     await use.tree.children(inode, 0, 5)
+
+
+async def test_new_file_that_is_still_written_is_pushed_as_added_once(
+    tmp_path: Path, model: AlluxioModel, mock_clock: MockClock
+) -> None:
+    async with mounted(tmp_path / "m", model, mock_clock) as use:
+        folder = await use.walk(b"/d")
+        await use.list_all(folder.inode)
+        with pytest.raises(NotFound):  # which the kernel may keep
+            await use.tree.lookup(folder.inode, b"growing")
+        assert use.tree.negative_timeout_s(folder.inode) > 0
+        node = model.write(b"/d/growing", 1, completed=False)
+        for _ in range(2):
+            mock_clock.jump(1.0)
+            await use.tree.refresh(folder.inode, force_sync=True)
+            changes = [change for change in use.changes if change.name == b"growing"]
+            assert changes == [Change("added", folder.inode, b"growing", node.file_id + 1)]
