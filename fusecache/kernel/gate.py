@@ -50,6 +50,7 @@ from fusecache.kernel.opens import EXPIRE_EVERY_S, Opens
 from fusecache.kernel.process_name import set_process_name
 from fusecache.kernel.reply_slots import BadSlots
 from fusecache.kernel.spin import Spin
+from fusecache.kernel.store_room import StoreRoom
 
 REQUEST_BUFFER_BYTES: Final = (1 << 20) + 4096
 """The kernel refuses to read into less than fuse_in_header + fuse_write_in + max_write (libfuse's is 1 MiB at most)."""
@@ -112,7 +113,8 @@ class Gate:
         self._dispatch = Dispatch(
             self._answers, self._opens, self._epoll, init, self._take_init_answer, self._tell, self._log
         )
-        self._notifications = Notifications(device, self.status, self._opens, self._log)
+        room = StoreRoom(time.monotonic) if "store" in settings.get("features", ("store",)) else None
+        self._notifications = Notifications(device, self.status, self._opens, room, self._log)
         self._reads_device = False
         if self._initialised:
             self._start_reading()

@@ -118,7 +118,11 @@ class GateLink:
         self._ask(INVALIDATE_INODE, inode, -1 if attr_only else offset, 0 if attr_only else length)
 
     def store(self, inode: int, offset: int, data: bytes | memoryview) -> None:
-        """Put bytes into the page cache (FUSE_NOTIFY_STORE). The pages are charged to the gate's cgroup."""
+        """Put bytes into the page cache (FUSE_NOTIFY_STORE). The pages are charged to the gate's cgroup.
+
+        Also raises OSError with ENOSPC when that has no memory to spare (`kernel.store_room`: pause, then go on), and
+        with EOPNOTSUPP when pages are not pushed at all.
+        """
         rest = memoryview(data)
         while rest:
             piece = rest[:MOST_STORE_BYTES]

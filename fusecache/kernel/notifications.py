@@ -24,6 +24,7 @@ from typing import Any, Final
 from fusecache.kernel import gate_link, wire
 from fusecache.kernel.log import Log
 from fusecache.kernel.opens import Opens
+from fusecache.kernel.store_room import StoreRoom
 
 MOST_QUEUED: Final = 256
 """Notifications that wait; the agent's next message is then not received (its calls take longer)."""
@@ -39,9 +40,14 @@ class Notifications:
         device: int,
         status: Callable[[], dict[str, Any]],
         opens: Opens | None,
+        room: StoreRoom | None,
         log: Log,
     ) -> None:
-        """`status` is called in the receiving thread; of `opens` only what any thread may call."""
+        """`status` is called in the receiving thread; of `opens` only what any thread may call.
+
+        `room`: whether there is memory for pages; None: pages are not pushed (the feature is masked or missing).
+        """
+        self._room = room
         self._device = device
         self._status = status
         self._opens = opens
@@ -107,7 +113,7 @@ class Notifications:
             self._answer(link, request.id, number)
 
     def notify(self, request: gate_link.LinkRequest) -> int:
-        """Write one notification; the kernel's errno (0: taken)."""
+        """Write one notification; the errno: 0 taken, ENOSPC or EOPNOTSUPP for pages that are not pushed."""
         parts: list[bytes]
         if request.kind == gate_link.INVALIDATE_INODE:
             if request.offset >= 0 and self._opens is not None:
@@ -115,6 +121,10 @@ class Notifications:
             parts = [wire.inval_inode(request.inode, request.offset, request.length)]
         elif request.kind == gate_link.INVALIDATE_ENTRY:
             parts = [wire.inval_entry(request.inode, request.payload)]
+        elif self._room is None:
+            return errno.EOPNOTSUPP
+        elif not self._room.has_room():
+            return errno.ENOSPC
         else:
             parts = [wire.store_header(request.inode, request.offset, len(request.payload)), request.payload]
         try:

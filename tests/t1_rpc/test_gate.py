@@ -699,6 +699,29 @@ def test_notifications_reach_the_kernel_as_its_protocol_wants_them(start: Start)
     link.close()
 
 
+def refusal_of_store(link: GateLink) -> int | None:
+    with pytest.raises(OSError) as caught:
+        link.store(7, 0, b"page")
+    return caught.value.errno
+
+
+def test_pages_are_refused_without_the_feature_and_without_memory(start: Start) -> None:
+    masked = start(features=["resend"])
+    masked.first_worker()
+    link = masked.link()
+    assert refusal_of_store(link) == errno.EOPNOTSUPP
+    link.invalidate_inode(7)
+    assert masked.kernel.recv(4096) == wire.inval_inode(7, 0, 0)
+    link.close()
+    full = start(features=["store"])
+    full.first_worker()
+    full.gate._notifications._room.has_room = lambda: False  # type: ignore[union-attr,method-assign]
+    link = full.link()
+    assert refusal_of_store(link) == errno.ENOSPC
+    assert full.status()["notifications"] == {"pushes_refused": 1}
+    link.close()
+
+
 def test_a_notification_that_blocks_holds_up_no_request(start: Start) -> None:
     system = start()
     worker = system.first_worker()
