@@ -1,6 +1,6 @@
 """Idle use of a mount: CPU of its processes over some seconds, and their memory.
 
-    python -m perf.idle [SECONDS]
+    python -m perf.idle [SECONDS] [FLAG OF fusecache mount ...]
 
 Mounts a small folder by the real command, reads it once, then leaves it alone and reads /proc. Prints one JSON object.
 The figure to hold: under 1 % of one core, the embedded server included.
@@ -15,14 +15,21 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from perf.processes import cpu_s, memory, tree
 
 SETTLE_S = 3.0
 """After the first reads: time for what they started in the background."""
+NAME_LENGTH = 60
 
 
-def measure(folder: Path, seconds: float) -> dict[str, float]:
+def name_of(pid: int) -> str:
+    """The beginning of its command line."""
+    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")[:NAME_LENGTH].strip()
+
+
+def measure(folder: Path, seconds: float, flags: list[str]) -> dict[str, Any]:
     """Mount, read, wait, look."""
     source, mountpoint = folder / "source", folder / "mnt"
     for place in (source, mountpoint):
@@ -30,7 +37,7 @@ def measure(folder: Path, seconds: float) -> dict[str, float]:
     (source / "file").write_bytes(os.urandom(1 << 20))
     environment = {**os.environ, "FUSECACHE_STATE_DIR": str(folder / "state"), "FUSECACHE_RUNTIME_DIR": str(folder)}
     daemon = subprocess.Popen(
-        [sys.executable, "-m", "fusecache", "mount", str(source), str(mountpoint)],
+        [sys.executable, "-m", "fusecache", "mount", *flags, str(source), str(mountpoint)],
         env=environment, stdout=subprocess.PIPE,
     )  # fmt: skip
     try:
@@ -39,16 +46,24 @@ def measure(folder: Path, seconds: float) -> dict[str, float]:
         assert (mountpoint / "file").read_bytes() == (source / "file").read_bytes()
         time.sleep(SETTLE_S)
         pids = tree(daemon.pid)
-        before = sum(map(cpu_s, pids))
+        before = {pid: cpu_s(pid) for pid in pids}
         began = time.monotonic()
         time.sleep(seconds)
-        used = sum(map(cpu_s, pids)) - before
+        used = {pid: cpu_s(pid) - before[pid] for pid in pids}
+        passed = time.monotonic() - began
         return {
-            "processes": len(pids),
-            "seconds": round(time.monotonic() - began, 1),
-            "cpu_percent": round(100 * used / (time.monotonic() - began), 2),
+            "seconds": round(passed, 1),
+            "cpu_percent": round(100 * sum(used.values()) / passed, 2),
             "resident_mib": round(memory(pids).resident_bytes / (1 << 20), 1),
             "proportional_mib": round(memory(pids).proportional_bytes / (1 << 20), 1),
+            "processes": [
+                {
+                    "name": name_of(pid),
+                    "cpu_percent": round(100 * used[pid] / passed, 2),
+                    "proportional_mib": round(memory([pid]).proportional_bytes / (1 << 20), 1),
+                }
+                for pid in pids
+            ],
         }
     finally:
         daemon.terminate()
@@ -56,5 +71,6 @@ def measure(folder: Path, seconds: float) -> dict[str, float]:
 
 
 if __name__ == "__main__":
+    length_s, mount_flags = float(sys.argv[1]) if len(sys.argv) > 1 else 10.0, sys.argv[2:]
     with tempfile.TemporaryDirectory(prefix="fusecache-idle-") as temporary:
-        print(json.dumps(measure(Path(temporary), float(sys.argv[1]) if len(sys.argv) > 1 else 10.0)))
+        print(json.dumps(measure(Path(temporary), length_s, mount_flags), indent=1))

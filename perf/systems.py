@@ -191,8 +191,8 @@ class Fusecache:
         """Mount; taken down strictly at the end."""
         stack.enter_context(self._mount)
         status = self.status()
-        if "open_mode" in status:
-            self.setup += f" ({status['open_mode']}: {status['why']})"
+        # Classic gives no reason.
+        self.setup += f" ({': '.join(status[key] for key in ('open_mode', 'why') if key in status)})"
 
     def place(self, folder: str) -> Path:
         """Below the path that is mounted."""
