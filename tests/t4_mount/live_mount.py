@@ -30,9 +30,10 @@ STOP_S = 15.0
 class Part(NamedTuple):
     """One process of a mount."""
 
-    pid: int
+    pid: int | None
     restarts: int
     """How often it was started again."""
+    ready: bool
 
 
 class LiveMount:
@@ -76,11 +77,14 @@ class LiveMount:
 
     def parts(self) -> dict[str, Part]:
         """The processes of the mount that a supervisor looks after, by name; empty in classic mode."""
-        return {part["name"]: Part(part["pid"], part["restarts"]) for part in self.status().get("parts") or ()}
+        return {
+            part["name"]: Part(part["pid"], part["restarts"], part["ready"])
+            for part in self.status().get("parts") or ()
+        }
 
     def pids(self) -> list[int]:
         """Every process that serves the mount; an embedded server does not count."""
-        return [self.pid, *(part.pid for name, part in self.parts().items() if name not in ("supervisor", "embedded"))]
+        return sorted({self.pid, *(part.pid for part in self.parts().values() if part.pid is not None)})
 
     def rpcs(self) -> dict[str, float]:
         """Calls to the cluster so far, by method."""

@@ -67,7 +67,7 @@ def test_mount_direct_64_mebibytes_in_one_call(
 
 @pytest.mark.parametrize("kind", ["folder", "blocks"])
 def test_mount_direct_unaligned_reads(board: Board, buffer: mmap.mmap, kind: str, tmp_path: Path) -> None:
-    """The documented difference: exact through the daemon; through to a disk EINVAL, as on the disk itself."""
+    """S33, S34: exact through the daemon; through to a disk EINVAL, as on the disk itself; one whole block only."""
     place = board.place(kind, "unaligned")  # type: ignore[arg-type]  # pytest's parameters are str
     content = random.Random(4).randbytes(3 * BLOCK + 5)
     (place.source / "f").write_bytes(content)

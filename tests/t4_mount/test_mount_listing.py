@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.mounting import needs_fuse
 from tests.t4_mount.board import Board, Place
-from tests.t4_mount.live_mount import LiveMount, by_label
+from tests.t4_mount.live_mount import LiveMount, by_label, eventually
 
 pytestmark = needs_fuse
 
@@ -55,7 +55,7 @@ def test_mount_listing_find_costs_one_listing_a_folder_and_no_call_a_file(place:
     assert after[1] - before[1] <= ALL_FOLDERS, "none for files"
     assert subprocess.run(find, capture_output=True, check=True, env={"LC_ALL": "C"}).stdout == found
     assert metadata_calls(place.mount) == after
-    assert os.statvfs(place.shown).f_files >= FOLDERS * FILES
+    eventually(lambda: os.statvfs(place.shown).f_files >= FOLDERS * FILES, "df -i shows them")
 
 
 def test_mount_listing_every_name_comes_once_whatever_the_buffer(place: Place) -> None:
