@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from fusecache.kernel import wire
 from fusecache.kernel.answers import Answers
+from fusecache.kernel.direct_reads import DirectReads
 from fusecache.kernel.gate_worker import Worker
 from fusecache.kernel.in_flight import InFlight, Load, Request
 from fusecache.kernel.init_message import InitError, InitPlan, patched_answer
@@ -48,6 +49,7 @@ class Dispatch:
         self,
         answers: Answers,
         opens: Opens | None,
+        direct_reads: DirectReads | None,
         epoll: select.epoll,
         init: tuple[bytes, InitPlan],
         on_init_answer: Callable[[bytes], None],
@@ -57,6 +59,7 @@ class Dispatch:
         """`init`: the message for workers, and how their answer is patched for `on_init_answer`. `tell`: supervisor."""
         self._answers = answers
         self._opens = opens
+        self._direct_reads = direct_reads
         self._epoll = epoll
         self._init, self._plan = init
         self._on_init_answer = on_init_answer
@@ -187,6 +190,8 @@ class Dispatch:
         self._answers.write_data(request.unique, content)
         self.slot_bytes += len(content)
         worker.slots.free(slot)
+        if self._direct_reads is not None and worker.offers.is_waiting():
+            self._direct_reads.learn(request.inode, worker.offers, request.taken_at_s)
 
     def _drop_answer(self, worker: Worker, received: int) -> None:
         """Another worker was faster, or it answers what it was not asked. Its slot, if it names one, is free again."""

@@ -2,9 +2,10 @@
 
 A request's way: the kernel's message is read from the device; FORGET and INTERRUPT are dropped; OPEN, RELEASE, FLUSH
 and their like are answered here where they can be (`no-open`: -ENOSYS, after which the kernel sends no more of them;
-`passthrough`: see `kernel.open_table`); everything else goes to a worker with credits (`kernel.in_flight`) or waits for
-one. A worker's answer is checked (`kernel.wire`), a READ's bytes are taken from its shared slot (`kernel.reply_slots`),
-and the kernel gets it. When a worker dies, what it held goes to another one: callers see a pause, on any kernel.
+`passthrough`: see `kernel.opens`), and so are READs of files that the gate knows (`kernel.direct_reads`); everything
+else goes to a worker with credits (`kernel.in_flight`) or waits for one. A worker's answer is checked (`kernel.wire`),
+a READ's bytes are taken from its shared slot (`kernel.reply_slots`), and the kernel gets it. When a worker dies, what
+it held goes to another one: callers see a pause, on any kernel.
 
 One thread does all of this and never blocks but in epoll; notifications are written by threads of their own
 (`kernel.notifications`). It spins before it sleeps (`kernel.spin`). Standard library only.
@@ -13,9 +14,10 @@ One thread does all of this and never blocks but in epoll; notifications are wri
 given to a worker), `redelivered`, `poisoned`, `given_twice` (left unread by a blocked worker), `worker_deaths`,
 `workers_broken` (cut off for what they sent), `answers_unasked` (of a slower worker, or to nothing), `bytes_by_slots`,
 `notifications` (pushes, pushes_refused, stored_bytes), `spin_seconds`; `in_flight`, `waiting`, `failing`, `workers`
-(`unread_s`: for how long its socket has lain unread); in passthrough mode `opens` (passthrough_new,
-passthrough_learned, passthrough_known, ordinary), `refusals` (by reason), `learned`, `open_inodes`, `closed_backings`
-(registered still, nobody has them open).
+(`unread_s`: for how long its socket has lain unread); `refusals` (of offered files, by reason), `learned` (files that
+are known); in no-open mode `direct_reads` (reads, bytes, not_in_memory); in passthrough mode `opens` (passthrough_new,
+passthrough_learned, passthrough_known, ordinary), `open_inodes`, `closed_backings` (registered still, nobody has them
+open).
 
 Decides nothing about file contents, names or freshness, and restarts nobody.
 """
@@ -40,9 +42,11 @@ from typing import Any, Final
 from fusecache.kernel import open_table, wire
 from fusecache.kernel.answers import Answers, Unmounted
 from fusecache.kernel.backing import Backing, Registry
+from fusecache.kernel.direct_reads import DirectReads
 from fusecache.kernel.dispatch import Dispatch, WorkersFailed
 from fusecache.kernel.in_flight import Request
 from fusecache.kernel.init_message import InitPlan
+from fusecache.kernel.learned import LearnedFiles
 from fusecache.kernel.log import Log
 from fusecache.kernel.notifications import Notifications
 from fusecache.kernel.open_table import OpenTable
@@ -91,13 +95,17 @@ class Gate:
         self._control = socket.socket(fileno=control)
         self._control.setblocking(False)
         self._initialised = bool(settings.get("initialised", False))
+        allowed = settings.get("backing_devices")
+        devices = None if allowed is None else frozenset(map(_device_number, allowed))
+        self._learned = LearnedFiles(devices, time.monotonic)
         self._opens: Opens | None = None
-        """None: the kernel is told never to send OPEN."""
+        self._direct_reads: DirectReads | None = None
+        """One of the two: without `_opens` the kernel is told never to send OPEN."""
         if settings["open_mode"] == "passthrough":
-            allowed = settings.get("backing_devices")
-            devices = None if allowed is None else frozenset(map(_device_number, allowed))
             table = OpenTable(_table_buffer(settings["open_table_fd"]))
-            self._opens = Opens(table, Backing(registry or Registry(device), devices), time.monotonic)
+            self._opens = Opens(table, Backing(registry or Registry(device), self._learned))
+        else:
+            self._direct_reads = DirectReads(self._learned)
         self._spin = Spin(int(settings.get("spin_us", 0)))
 
         self._stop_at_s: float | None = None
@@ -111,10 +119,17 @@ class Gate:
         self._answers = Answers(device, self._log)
         init = (bytes.fromhex(settings["init"]), InitPlan(**settings["init_plan"]))
         self._dispatch = Dispatch(
-            self._answers, self._opens, self._epoll, init, self._take_init_answer, self._tell, self._log
+            self._answers,
+            self._opens,
+            self._direct_reads,
+            self._epoll,
+            init,
+            self._take_init_answer,
+            self._tell,
+            self._log,
         )
         room = StoreRoom(time.monotonic) if "store" in settings.get("features", ("store",)) else None
-        self._notifications = Notifications(device, self.status, self._opens, room, self._log)
+        self._notifications = Notifications(device, self.status, self._learned, room, self._log)
         self._reads_device = False
         if self._initialised:
             self._start_reading()
@@ -236,6 +251,13 @@ class Gate:
                 self._opens.release(unique, inode, now_s)
             self._answers.write_error(unique, 0)
             return
+        elif opcode == wire.READ and self._direct_reads is not None and self._learned:
+            content = self._direct_reads.read(inode, *wire.read_range(buffer))
+            if content is not None:
+                self._answered[opcode] += 1
+                self._answers.write_data(unique, content)
+                return
+            wire.use_inode_as_handle(buffer, opcode, inode)
         elif opcode in _WITH_HANDLE:
             wire.use_inode_as_handle(buffer, opcode, inode)
         elif opcode in _DROPPED:
@@ -315,11 +337,13 @@ class Gate:
             "notifications": dict(self._notifications.counts),
             "spin_seconds": round(self._spin.spent_s, 3),
         }
+        status["refusals"] = dict(self._learned.refusals)
+        status["learned"] = len(self._learned)
+        if self._direct_reads is not None:
+            status["direct_reads"] = dict(self._direct_reads.counts)
         if self._opens is not None:
-            table, backing = self._opens.table, self._opens.backing
+            table = self._opens.table
             status["opens"] = dict(self._opens.counts)
-            status["refusals"] = dict(backing.refusals)
-            status["learned"] = backing.learned
             status["open_inodes"] = len(table.rows) - len(table.closed)
             status["closed_backings"] = len(table.closed)
         return status

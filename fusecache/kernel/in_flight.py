@@ -80,6 +80,8 @@ class InFlight:
         self.waiting_reads: deque[Request] = deque()
         self.waiting_others: deque[Request] = deque()
         self._last_reader: dict[int, int] = {}
+        self.owed = 0
+        """Requests that workers hold, twice those that two hold."""
         self.redelivered = 0
         self.poisoned = 0
 
@@ -122,6 +124,7 @@ class InFlight:
         if not load.owed:
             load.awake_at_s = now_s
         load.owed[request.unique] = request
+        self.owed += 1
         request.holders += 1
         request.deliveries += 1
         if request.deliveries == MOST_DELIVERIES:
@@ -142,6 +145,7 @@ class InFlight:
         request = load.owed.pop(unique, None)
         if request is None:
             return None
+        self.owed -= 1
         if request.opcode == wire.READ:
             load.reads -= 1
         if load.alone and not load.owed:
@@ -157,6 +161,7 @@ class InFlight:
         request.answered = False
         request.holders += 1
         load.owed[request.unique] = request
+        self.owed += 1
         if request.opcode == wire.READ:
             load.reads += 1
 
@@ -175,6 +180,7 @@ class InFlight:
                 poisoned.append(request)
             else:
                 again.append(request)
+        self.owed -= len(load.owed)
         load.owed.clear()
         load.reads = 0
         self.redelivered += len(again)
@@ -223,9 +229,4 @@ class InFlight:
         """Something waits, or is owed."""
         if self.waiting_reads or self.waiting_others:
             return True
-        return any(load.owed for load in self.loads.values())
-
-    @property
-    def owed(self) -> int:
-        """Requests that workers hold."""
-        return sum(len(load.owed) for load in self.loads.values())
+        return bool(self.owed)

@@ -4,7 +4,7 @@ A notification blocks in write(2) for as long as a READ of that inode or a LOOKU
 one is answered by the gate's loop, so it is never written there. One thread receives and answers what needs no
 kernel; a second one writes the notifications, one after the other.
 
-Of the gate's loop they touch nothing but counters and what is made for any thread in `kernel.opens`.
+Of the gate's loop they touch nothing but counters and what is made for any thread in `kernel.learned`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from fusecache.kernel import gate_link, wire
+from fusecache.kernel.learned import LearnedFiles
 from fusecache.kernel.log import Log
-from fusecache.kernel.opens import Opens
 from fusecache.kernel.store_room import StoreRoom
 
 MOST_QUEUED: Final = 256
@@ -39,18 +39,18 @@ class Notifications:
         self,
         device: int,
         status: Callable[[], dict[str, Any]],
-        opens: Opens | None,
+        learned: LearnedFiles,
         room: StoreRoom | None,
         log: Log,
     ) -> None:
-        """`status` is called in the receiving thread; of `opens` only what any thread may call.
+        """`status` is called in the receiving thread; of `learned` only what any thread may call.
 
         `room`: whether there is memory for pages; None: pages are not pushed (the feature is masked or missing).
         """
         self._room = room
         self._device = device
         self._status = status
-        self._opens = opens
+        self._learned = learned
         self._log = log
         self._link: socket.socket | None = None
         self._receiver: threading.Thread | None = None
@@ -94,7 +94,7 @@ class Notifications:
                 self._answer(link, request.id, 0, json.dumps(self._status()).encode())
             elif request.kind == gate_link.TAKE_OPENED:
                 most = min(request.length, gate_link.MOST_OPENED)
-                inodes = [] if self._opens is None else self._opens.take_opened(most)
+                inodes = self._learned.take_unseen(most)
                 self._answer(link, request.id, 0, struct.pack(f"<{len(inodes)}Q", *inodes))
             else:
                 self._queue.put((link, request))
@@ -116,8 +116,8 @@ class Notifications:
         """Write one notification; the errno: 0 taken, ENOSPC or EOPNOTSUPP for pages that are not pushed."""
         parts: list[bytes]
         if request.kind == gate_link.INVALIDATE_INODE:
-            if request.offset >= 0 and self._opens is not None:
-                self._opens.forget(request.inode)
+            if request.offset >= 0:
+                self._learned.forget(request.inode)
             parts = [wire.inval_inode(request.inode, request.offset, request.length)]
         elif request.kind == gate_link.INVALIDATE_ENTRY:
             parts = [wire.inval_entry(request.inode, request.payload)]

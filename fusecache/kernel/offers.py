@@ -1,11 +1,11 @@
 """What workers offer to the gate: open descriptors of files that hold an inode's bytes, one to one.
 
-A worker that wants an inode read by the kernel itself sends the descriptor (SCM_RIGHTS) on its offers socket *before*
-it answers the OPEN. The gate takes all offers out of that socket before it looks at the answer, so that the offer is
-there in time; one that no OPEN answer follows is closed when there are too many.
+A worker that wants an inode read without workers sends the descriptor (SCM_RIGHTS) on its offers socket *before*
+it answers the OPEN (without OPEN: before it answers a READ). The gate takes all offers out of that socket before it
+looks at the answer, so that the offer is there in time; one that no such answer follows is closed when there are too
+many.
 
-Offers are a wish: the gate checks the descriptor (`kernel.backing`) and answers an ordinary open when anything is
-wrong.
+Offers are a wish: the gate checks the descriptor (`kernel.learned`), and goes on asking workers when anything is wrong.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import array
 import contextlib
 import os
+import select
 import socket
 import struct
 from collections import OrderedDict
@@ -57,9 +58,15 @@ class OfferReceiver:
         """Takes over a connected SEQPACKET socket."""
         self._socket = socket.socket(fileno=descriptor)
         self._socket.setblocking(False)
+        self._poll = select.poll()
+        self._poll.register(descriptor, select.POLLIN)
         self._pending: OrderedDict[int, int] = OrderedDict()
         self.refused = 0
         """Messages that are no offers."""
+
+    def is_waiting(self) -> bool:
+        """Whether the socket holds something (0.4 us; to try to receive costs an exception, 2 us)."""
+        return bool(self._poll.poll(0))
 
     def take(self, inode: int) -> int | None:
         """The descriptor offered last for an inode, now the caller's; None: no offer."""

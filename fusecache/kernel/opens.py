@@ -11,9 +11,7 @@ Wires the table (`kernel.open_table`), the registry (`kernel.backing`) and the o
 from __future__ import annotations
 
 import errno
-import math
 import os
-from collections.abc import Callable
 from typing import Final
 
 from fusecache.kernel import open_table, wire
@@ -23,30 +21,22 @@ from fusecache.kernel.offers import OfferReceiver
 from fusecache.kernel.open_table import OpenTable, TableFull
 
 EXPIRE_EVERY_S: Final = 1.0
-MOST_REMEMBERED: Final = 1 << 16
-"""Inodes opened here since the agent last asked, and inodes invalidated."""
 
 
 class Opens:
     """The opens of one connection."""
 
-    def __init__(self, table: OpenTable, backing: Backing, clock: Callable[[], float]) -> None:
-        self._clock = clock
+    def __init__(self, table: OpenTable, backing: Backing) -> None:
         self.table = table
         self.backing = backing
+        self.learned = backing.learned
         self.counts = {"passthrough_new": 0, "passthrough_learned": 0, "passthrough_known": 0, "ordinary": 0}
-        self._opened: dict[int, None] = {}
-        self._to_forget: list[int] = []
-        """Inodes that another thread wants forgotten."""
-        self._forgotten: dict[int, float] = {}
-        self._all_forgotten_at_s = -math.inf
-        """Every inode counts as forgotten then: there were too many to remember."""
         self._expire_at_s = 0.0
 
     def answer_alone(self, unique: int, inode: int) -> bytes | None:
         """The answer to an OPEN; None when a worker must be asked."""
-        if self._to_forget:
-            self.forget_wanted()
+        if self.learned.has_forgotten:
+            self._supersede_forgotten()
         table = self.table
         row = table.rows.get(inode)
         if row is not None:
@@ -65,10 +55,7 @@ class Opens:
                 self.backing.unregister(backing_id)
                 return wire.error_answer(unique, errno.ENFILE)
             self.counts["passthrough_learned"] += 1
-        opened = self._opened
-        opened[inode] = None
-        if len(opened) > MOST_REMEMBERED:
-            opened.pop(next(iter(opened)), None)
+        self.learned.note_unseen(inode)
         return wire.passthrough_answer(unique, row.backing_id)
 
     def answer_with(self, answer: bytes | memoryview, request: Request, offers: OfferReceiver) -> bytes:
@@ -79,8 +66,8 @@ class Opens:
         """
         unique, inode = request.unique, request.inode
         ordinary = wire.ordinary_open_answer(answer)
-        if self._to_forget:
-            self.forget_wanted()
+        if self.learned.has_forgotten:
+            self._supersede_forgotten()
         table = self.table
         offered = offers.take(inode)
         try:
@@ -90,8 +77,8 @@ class Opens:
                     table.open(row, unique)
             else:
                 backing_id = None
-                if offered is not None and request.taken_at_s > self._forgotten_at_s(inode):
-                    backing_id = self.backing.register_offer(inode, offered)
+                if offered is not None:
+                    backing_id = self.backing.register_offer(inode, offered, request.taken_at_s)
                 mode = open_table.ORDINARY if backing_id is None else open_table.PASSTHROUGH
                 try:
                     row = table.first_open(inode, mode, backing_id or 0, unique)
@@ -110,8 +97,8 @@ class Opens:
 
     def release(self, unique: int, inode: int, now_s: float) -> None:
         """A RELEASE; also an OPEN whose answer the kernel did not take, because no RELEASE follows that."""
-        if self._to_forget:
-            self.forget_wanted()
+        if self.learned.has_forgotten:
+            self._supersede_forgotten()
         if not self.table.was_applied(unique):
             backing_id = self.table.release(inode, unique, now_s)
             if backing_id is not None:
@@ -119,8 +106,8 @@ class Opens:
 
     def look_around(self, now_s: float) -> None:
         """Give back the backing ids that are due."""
-        if self._to_forget:
-            self.forget_wanted()
+        if self.learned.has_forgotten:
+            self._supersede_forgotten()
         if now_s >= self._expire_at_s:
             self._expire_at_s = now_s + EXPIRE_EVERY_S
             for backing_id in self.table.expired(now_s):
@@ -129,39 +116,10 @@ class Opens:
     @property
     def has_closed(self) -> bool:
         """Whether `look_around` will have something to do, without any message."""
-        return bool(self.table.closed or self._to_forget)
+        return bool(self.table.closed or self.learned.has_forgotten)
 
-    def forget(self, inode: int) -> None:
-        """What backs the inode may be another version's: its next first OPEN asks a worker. Any thread."""
-        self._to_forget.append(inode)
-
-    def forget_wanted(self) -> None:
-        """Do what `forget` asked for."""
-        now_s = self._clock()
-        while self._to_forget:
-            inode = self._to_forget.pop()
-            self.backing.forget(inode)
+    def _supersede_forgotten(self) -> None:
+        for inode in self.learned.forgotten():
             backing_id = self.table.supersede(inode)
             if backing_id is not None:
                 self.backing.unregister(backing_id)
-            self._forgotten[inode] = now_s
-        if len(self._forgotten) > MOST_REMEMBERED:
-            self._forgotten.clear()
-            self._all_forgotten_at_s = now_s
-
-    def _forgotten_at_s(self, inode: int) -> float:
-        return self._forgotten.get(inode, self._all_forgotten_at_s)
-
-    def take_opened(self, most: int) -> list[int]:
-        """Inodes opened here, unseen by workers, since the last call; oldest first. Any thread."""
-        opened = self._opened
-        inodes: list[int] = []
-        while opened and len(inodes) < most:
-            try:
-                inode = next(iter(opened))
-                del opened[inode]
-            except (RuntimeError, StopIteration, KeyError):
-                # The loop changed it between the two steps: what is left is for the next call.
-                break
-            inodes.append(inode)
-        return inodes

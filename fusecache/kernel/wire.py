@@ -115,6 +115,12 @@ def read_size(message: bytes | bytearray | memoryview) -> int:
     return size
 
 
+def read_range(message: bytes | bytearray | memoryview) -> tuple[int, int]:
+    """(offset, size) of a READ."""
+    offset, size = _OFFSET_SIZE.unpack_from(message, FILE_HANDLE_AT + 8)
+    return offset, size
+
+
 def use_inode_as_handle(message: bytearray | memoryview, opcode: int, inode: int) -> None:
     """Write the inode where a worker looks for the file handle, and bound the size of a listing.
 
@@ -126,6 +132,7 @@ def use_inode_as_handle(message: bytearray | memoryview, opcode: int, inode: int
 
 
 _U32 = struct.Struct("<I")
+_OFFSET_SIZE = struct.Struct("<QI")
 _U64 = struct.Struct("<Q")
 
 

@@ -642,7 +642,7 @@ def test_a_kernel_that_refuses_to_register_gets_an_ordinary_open(start: Start, b
     worker = system.first_worker()
     offer_and_open(system, worker, block, 10)
     assert opened(system) == (10, wire.FOPEN_KEEP_CACHE, 0)
-    assert system.status()["refusals"] == {"offer_eloop": 1}
+    assert system.status()["refusals"] == {"register_eloop": 1}
 
 
 def test_a_refused_open_is_not_counted(start: Start, block: Path) -> None:
@@ -668,6 +668,132 @@ def test_descriptors_of_offers_that_no_open_follows_are_closed_with_the_worker(s
     assert len(os.listdir("/proc/self/fd")) == before + 10
     worker.die()
     wait_until(lambda: len(os.listdir("/proc/self/fd")) < before)
+
+
+# Reads of the gate's own
+
+
+def offer_and_read(system: System, worker: FakeWorker, file: Path, unique: int, size: int = 100) -> None:
+    system.read(unique, size, inode=50)
+    assert worker.take()[:2] == (wire.READ, unique)
+    with file.open("rb") as opened_file:
+        assert worker.offers.offer(50, opened_file.fileno())
+    worker.answer_read(unique, b"from worker")
+    assert system.answered() == (0, unique, b"from worker")
+
+
+def read_body(offset: int, size: int) -> bytes:
+    return struct.pack("<QQIIQII", 0, offset, size, 0, 0, 0, 0)
+
+
+def test_a_file_that_a_worker_offered_is_read_without_one(start: Start, block: Path) -> None:
+    system = start(backing_devices=[block.stat().st_dev])
+    worker = system.first_worker()
+    link = system.link()
+    offer_and_read(system, worker, block, 10)
+    for unique, (offset, size, content) in enumerate(
+        [(0, 100, b"content"), (0, 3, b"con"), (3, 100, b"tent"), (7, 100, b""), (1 << 40, 100, b"")], 20
+    ):
+        system.ask(wire.READ, unique, 50, read_body(offset, size))
+        assert system.answered() == (0, unique, content)
+    system.read(30, 100, inode=51)
+    assert worker.take()[1] == 30
+    status = system.status()
+    assert status["direct_reads"] == {"reads": 5, "bytes": 14, "not_in_memory": 0}
+    assert (status["answered"]["READ"], status["dispatched"]["READ"]) == (5, 2)
+    assert link.take_opened() == [50]
+    link.close()
+
+
+def evict(block: Path) -> None:
+    block.unlink()
+
+
+def touch(block: Path) -> None:
+    os.utime(block, ns=(1, 1))
+
+
+def replace(block: Path) -> None:
+    other = block.with_name("other")
+    other.write_bytes(b"anew")
+    other.rename(block)
+
+
+def link_again(block: Path) -> None:
+    os.link(block, block.with_name("second name"))
+
+
+def point_elsewhere(block: Path) -> None:
+    block.rename(block.with_name("moved"))
+    block.symlink_to(block.with_name("moved"))
+
+
+@pytest.mark.parametrize("change", [evict, touch, replace, link_again, point_elsewhere])
+def test_a_file_that_is_not_the_same_any_more_is_a_worker_s_again(
+    start: Start, block: Path, change: Callable[[Path], None]
+) -> None:
+    system = start()
+    worker = system.first_worker()
+    offer_and_read(system, worker, block, 10)
+    change(block)
+    system.read(11, 100, inode=50)
+    assert worker.take()[:2] == (wire.READ, 11)
+    assert system.status()["learned"] == 0
+
+
+def drop_pages(file: Path) -> None:
+    with file.open("rb") as opened_file:
+        os.fsync(opened_file.fileno())
+        os.posix_fadvise(opened_file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def test_a_file_that_is_not_in_memory_is_a_worker_s(start: Start, block: Path) -> None:
+    # Another file tells whether pages can be dropped here: to ask about this one would have them read ahead.
+    other = block.with_name("other")
+    other.write_bytes(os.urandom(1 << 16))
+    drop_pages(other)
+    with other.open("rb") as file:
+        try:
+            os.preadv(file.fileno(), [bytearray(1 << 16)], 0, os.RWF_NOWAIT)
+        except BlockingIOError:
+            pass
+        else:
+            pytest.skip("this file system keeps a file's pages")
+    block.write_bytes(os.urandom(1 << 16))
+    system = start()
+    worker = system.first_worker()
+    offer_and_read(system, worker, block, 10)
+    drop_pages(block)
+    system.read(11, 1 << 16, inode=50)
+    assert worker.take()[:2] == (wire.READ, 11)
+    status = system.status()
+    assert (status["direct_reads"]["not_in_memory"], status["learned"]) == (1, 1)
+
+
+def test_an_invalidated_file_is_a_worker_s_again(start: Start, block: Path) -> None:
+    system = start()
+    worker = system.first_worker()
+    link = system.link()
+    offer_and_read(system, worker, block, 10)
+    link.invalidate_inode(50, attr_only=True)
+    system.kernel.recv(4096)
+    system.read(11, 100, inode=50)
+    assert system.answered() == (0, 11, b"content")
+    link.invalidate_inode(50)
+    system.kernel.recv(4096)
+    # The worker has looked the version up before the invalidation, and offers it after.
+    system.read(12, 100, inode=50)
+    assert worker.take()[:2] == (wire.READ, 12)
+    link.invalidate_inode(50)
+    system.kernel.recv(4096)
+    with block.open("rb") as file:
+        assert worker.offers.offer(50, file.fileno())
+    worker.answer_read(12, b"old")
+    assert system.answered() == (0, 12, b"old")
+    system.read(13, 100, inode=50)
+    assert worker.take()[:2] == (wire.READ, 13)
+    assert system.status()["refusals"] == {"superseded": 1}
+    link.close()
 
 
 # The agent's link

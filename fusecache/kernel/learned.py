@@ -1,0 +1,176 @@
+"""Files that hold an inode's bytes, one to one: what workers may hand in, and what is known of it afterwards.
+
+An unprivileged worker hands in a descriptor, and from then on its file is read with the gate's rights: by the kernel
+(`kernel.opens`) or by the gate (`kernel.direct_reads`). So only what the worker could read itself is accepted: a
+regular file, opened exactly O_RDONLY (an O_PATH descriptor let another uid read a root 0600 file), without a second
+name (through which somebody might write to it), on a file system where caches or tiers lie.
+
+An accepted file is *learned*: its path and what fstat said. It is opened again later only if every one of these values
+is still the same; block files are written once, under a name of their own.
+
+When the agent invalidates an inode, what was learned of it is forgotten, and what was offered because of a request that
+is older than that is not learned any more: it may be the version before.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import itertools
+import math
+import os
+import stat
+from collections import Counter
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+MOST_LEARNED: Final = 1 << 18
+"""Inodes; about 400 bytes each. The oldest go first."""
+MOST_REMEMBERED: Final = 1 << 16
+"""Inodes forgotten, and inodes read unseen by workers since the agent last asked."""
+_O_LARGEFILE: Final = 0o100000
+"""Set in F_GETFL by open(2) on 64-bit machines; Python's os.O_LARGEFILE is 0 there."""
+_HARMLESS_FLAGS: Final = _O_LARGEFILE | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class LearnedFile(NamedTuple):
+    """What backs an inode, as it was when it was handed in."""
+
+    path: bytes
+    device: int
+    file_inode: int
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+    """With it, a new file that got the number of a deleted one can't be taken for it."""
+
+
+def _identity(path: bytes, status: os.stat_result) -> LearnedFile:
+    return LearnedFile(path, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+class LearnedFiles:
+    """Inode -> file. One thread, but for the two methods that say so."""
+
+    def __init__(self, allowed_devices: frozenset[int] | None, clock: Callable[[], float]) -> None:
+        """`allowed_devices`: st_dev of cache and tier folders; None: any."""
+        self._allowed_devices = allowed_devices
+        self._clock = clock
+        self._files: dict[int, LearnedFile] = {}
+        self.refusals: Counter[str] = Counter()
+        """Reason -> how often a file was not taken, or a learned one was forgotten because of what it is now."""
+        self._to_forget: list[int] = []
+        self._forgotten_at_s: dict[int, float] = {}
+        self._all_forgotten_at_s = -math.inf
+        """Every inode counts as forgotten then: there were too many to remember."""
+        self._unseen: dict[int, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def refusal_of(self, descriptor: int, status: os.stat_result) -> str | None:
+        """Why this descriptor may not be used; None: it may."""
+        if not stat.S_ISREG(status.st_mode):
+            return "not_regular"
+        if fcntl.fcntl(descriptor, fcntl.F_GETFL) & ~_HARMLESS_FLAGS != os.O_RDONLY:
+            return "not_read_only"
+        if status.st_nlink != 1:
+            # 0: evicted since. Its bytes are right, but its space could not be freed for as long as it is registered.
+            return "not_one_name"
+        if self._allowed_devices is not None and status.st_dev not in self._allowed_devices:
+            return "elsewhere"
+        return None
+
+    def learn(self, inode: int, descriptor: int, asked_at_s: float) -> bool:
+        """Check a descriptor that was handed in because of a request taken at `asked_at_s`; False: not taken.
+
+        The descriptor stays the caller's.
+        """
+        if asked_at_s <= self._forgotten_at_s.get(inode, self._all_forgotten_at_s):
+            self.refusals["superseded"] += 1
+            return False
+        try:
+            status = os.fstat(descriptor)
+            refusal = self.refusal_of(descriptor, status)
+            path = os.readlink(b"/proc/self/fd/%d" % descriptor)
+        except OSError as exc:
+            refusal = reason_of("offer", exc)
+        if refusal is not None:
+            self.refusals[refusal] += 1
+            return False
+        self._files[inode] = _identity(path, status)
+        if len(self._files) > MOST_LEARNED:
+            for oldest in list(itertools.islice(self._files, MOST_LEARNED // 16)):
+                del self._files[oldest]
+        return True
+
+    def open(self, inode: int) -> tuple[int, int] | None:
+        """(new descriptor, size) of what was learned, if it is still the same file; otherwise None, and forgotten."""
+        file = self._files.get(inode)
+        if file is None:
+            return None
+        try:
+            descriptor = os.open(file.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError as exc:
+            self.drop(inode, reason_of("learned", exc))
+            return None
+        status = os.fstat(descriptor)
+        if status.st_nlink == 1 and _identity(file.path, status) == file:
+            return descriptor, file.size
+        os.close(descriptor)
+        self.drop(inode, "learned_changed")
+        return None
+
+    def drop(self, inode: int, reason: str) -> None:
+        """Forget a file because of what it turned out to be."""
+        self._files.pop(inode, None)
+        self.refusals[reason] += 1
+
+    def forget(self, inode: int) -> None:
+        """The inode was invalidated. Any thread; takes effect with `forgotten`."""
+        self._to_forget.append(inode)
+
+    @property
+    def has_forgotten(self) -> bool:
+        """Whether `forgotten` has something to do."""
+        return bool(self._to_forget)
+
+    def forgotten(self) -> list[int]:
+        """Do what `forget` asked for; the inodes."""
+        inodes: list[int] = []
+        now_s = self._clock()
+        while self._to_forget:
+            inode = self._to_forget.pop()
+            self._files.pop(inode, None)
+            self._forgotten_at_s[inode] = now_s
+            inodes.append(inode)
+        if len(self._forgotten_at_s) > MOST_REMEMBERED:
+            self._forgotten_at_s.clear()
+            self._all_forgotten_at_s = now_s
+        return inodes
+
+    def note_unseen(self, inode: int) -> None:
+        """The inode was opened or read without a worker."""
+        unseen = self._unseen
+        unseen[inode] = None
+        if len(unseen) > MOST_REMEMBERED:
+            unseen.pop(next(iter(unseen)), None)
+
+    def take_unseen(self, most: int) -> list[int]:
+        """Inodes noted since the last call, oldest first. Any thread."""
+        unseen = self._unseen
+        inodes: list[int] = []
+        while unseen and len(inodes) < most:
+            try:
+                inode = next(iter(unseen))
+                del unseen[inode]
+            except (RuntimeError, StopIteration, KeyError):
+                # The loop changed it between the two steps: what is left is for the next call.
+                break
+            inodes.append(inode)
+        return inodes
+
+
+def reason_of(what: str, exc: OSError) -> str:
+    """A refusal's name: `offer_eloop`."""
+    return f"{what}_{errno.errorcode.get(exc.errno or 0, 'unknown').lower()}"
