@@ -10,8 +10,9 @@ what they read until told that it changed. Telling them must cost a request noth
              (folder, name) and inode of each loose entry. A set bit means "ask"; a wrong one (two things with one
              hash) costs a question, never an answer.
 
-The memory is a memfd whose first eight bytes are the epoch. Of two slots the epoch's lowest bit says which one holds
-the notice, so a writer that dies half-way leaves the last one whole. Marks are set before the epoch moves.
+The memory is a memfd whose first eight bytes are the epoch, and the next eight the number of marks. Of two slots the
+epoch's lowest bit says which one holds the notice, so a writer that dies half-way leaves the last one whole. Marks are
+set before the epoch moves.
 
 It carries no listing and decides nothing about freshness.
 """
@@ -101,10 +102,13 @@ class _Mapped:
         """The last notice read, as text and understood."""
         self.epoch: Final[memoryview[int]] = self._view[:8].cast("Q")
         """One element: the counter. Machines that run this are little-endian, as the number is."""
+        self.marks: Final[memoryview[int]] = self._view[8:16].cast("Q")
+        """One element: how many bits are set. Nearly always none, and then nobody has to hash anything."""
 
     def close(self) -> None:
         """Unmap. Idempotent."""
         self.epoch.release()
+        self.marks.release()
         self._view.release()
         self._map.close()
 
@@ -135,6 +139,7 @@ class BoardWriter(_Mapped):
         super().__init__(descriptor, write=True)
         self._counts: dict[int, int] = {}
         self._view[_MARKS_AT:] = bytes(_MARK_BITS // 8)
+        self.marks[0] = 0
         self.before: Notice | None = None
         """What the writer before said last."""
         with suppress(StateError):  # damaged: as if nothing had been said
@@ -168,6 +173,7 @@ class BoardWriter(_Mapped):
         count = self._counts[mark] = self._counts.get(mark, 0) + 1
         if count == 1:
             self._view[_MARKS_AT + (mark >> 3)] |= 1 << (mark & 7)
+            self.marks[0] += 1
 
     def unmark(self, mark: int) -> None:
         """Clear a bit when nothing else has it."""
@@ -177,6 +183,7 @@ class BoardWriter(_Mapped):
         else:
             del self._counts[mark]
             self._view[_MARKS_AT + (mark >> 3)] &= ~(1 << (mark & 7)) & 0xFF
+            self.marks[0] -= 1
 
 
 class BoardReader(_Mapped):
