@@ -70,7 +70,7 @@ def file(held: Held, name: str, content: bytes) -> Path:
 
 
 def test_mount_held_unfinished_file_is_listed_and_opens_once_it_is_finished(board: Board, held: Held) -> None:
-    """S10, S33; user report 32: listing takes no longer for it, opening is EBUSY, nothing is logged, nothing is kept."""
+    """S10, S33; user report 32: listing takes no longer for it, opening is EBUSY, nothing is logged or kept."""
     mount = held.mount
     said_before = held.server.say_unfinished(True)
     folder = file(held, "writer", b"before").parent
