@@ -80,6 +80,10 @@ class PassthroughOffers:
         if not self._sender.offer(inode, opened.fd):
             log.debug("no offer: the gate is busy, or gone", inode=inode)
 
+    def close(self) -> None:
+        """No more offers."""
+        self._sender.close()
+
     async def run(self) -> NoReturn:
         """Have folders compared, one after the other."""
         while True:

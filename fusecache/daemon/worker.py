@@ -90,6 +90,7 @@ class Worker:
         self._offers = None
         if flags.open_mode == "passthrough":
             self._offers = PassthroughOffers(flags.offers_fd, self._tree, clock)
+            stack.callback(self._offers.close)
         operations = GatedOperations(
             self._tree,
             self._readers,

@@ -1,0 +1,170 @@
+"""Which block files a worker offers to the gate: confirmed ones only."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import trio
+import trio.testing
+
+from fusecache.alluxio.model import Block
+from fusecache.cache.record import Entry
+from fusecache.clock import SystemClock
+from fusecache.daemon.passthrough_offers import PassthroughOffers
+from fusecache.errors import Unavailable
+from fusecache.kernel.offers import OfferReceiver
+from fusecache.prefetch.open_blocks import OpenBlock, OpenBlocks
+
+FOLDER = 77
+
+
+class Metadata:
+    """Answers "confirm" as the agent does, or fails."""
+
+    def __init__(self) -> None:
+        self.immutable = False
+        self.failing = False
+        self.asked: list[int] = []
+
+    def is_immutable(self, folder: int) -> bool:
+        return self.immutable
+
+    async def ask(self, kind: str, **fields: object) -> dict[str, object]:
+        assert kind == "confirm"
+        folder = fields["folder"]
+        assert isinstance(folder, int)
+        self.asked.append(folder)
+        if self.failing:
+            raise Unavailable("no answer")
+        return {}
+
+
+def entry_of(inode: int, length: int) -> Entry:
+    return Entry(
+        inode, FOLDER, b"f", False, True, True, False, False, length, 1 << 20, 1, ((1,),), 0, 0o644, b"", b"", 1, b""
+    )  # fmt: skip
+
+
+class Offering(NamedTuple):
+    """A worker's offers, and who hears them."""
+
+    metadata: Metadata
+    offers: PassthroughOffers
+    gate: OfferReceiver
+
+
+@pytest.fixture
+def offering() -> Iterator[Offering]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    receiver = OfferReceiver(ours.detach())
+    metadata = Metadata()
+    offers = PassthroughOffers(theirs.detach(), metadata, SystemClock())
+    yield Offering(metadata, offers, receiver)
+    offers.close()
+    receiver.close()
+
+
+@pytest.fixture
+def block(tmp_path: Path) -> Iterator[OpenBlock]:
+    path = tmp_path / "block"
+    path.write_bytes(b"content")
+    blocks = OpenBlocks(lambda block: None, 4)
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    opened = blocks.adopt(Block(1, 7, (), None, 0, 0, False), fd)
+    yield opened
+    blocks.close_all()
+
+
+def taken(receiver: OfferReceiver, inode: int) -> bytes | None:
+    """What the gate would read of an offered file."""
+    descriptor = receiver.take(inode)
+    if descriptor is None:
+        return None
+    try:
+        return os.pread(descriptor, 100, 0)
+    finally:
+        os.close(descriptor)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    with trio.fail_after(10):
+        while not condition():
+            await trio.sleep(0.002)
+
+
+async def test_passthrough_offers_immutable_data_at_once(offering: Offering, block: OpenBlock) -> None:
+    metadata, offers, gate = offering
+    metadata.immutable = True
+    offers.offer(5, entry_of(5, 7), block)
+    assert taken(gate, 5) == b"content"
+    assert metadata.asked == []
+
+
+async def test_passthrough_offers_nothing_before_the_folder_is_confirmed(offering: Offering, block: OpenBlock) -> None:
+    """S34: the first open is an ordinary one; the comparison that it asks for lets the next one through."""
+    metadata, offers, gate = offering
+    time.sleep(0.02)  # the file system's clock ticks every few milliseconds: the block is older than what follows
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(offers.run)
+        offers.offer(5, entry_of(5, 7), block)
+        assert taken(gate, 5) is None
+        await until(lambda: metadata.asked == [FOLDER])
+        await trio.testing.wait_all_tasks_blocked()
+        offers.offer(5, entry_of(5, 7), block)
+        assert taken(gate, 5) == b"content"
+        nursery.cancel_scope.cancel()
+
+
+async def test_passthrough_offers_no_block_that_came_after_the_comparison(
+    offering: Offering, block: OpenBlock, tmp_path: Path
+) -> None:
+    """S34: a block stored later may hold what Alluxio has not noticed yet."""
+    metadata, offers, gate = offering
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(offers.run)
+        offers.offer(5, entry_of(5, 7), block)
+        await until(lambda: metadata.asked == [FOLDER])
+        await trio.testing.wait_all_tasks_blocked()
+        time.sleep(0.02)
+        os.rename(tmp_path / "block", tmp_path / "moved into place")  # changes its ctime, as the block worker does
+        offers.offer(5, entry_of(5, 7), block)
+        assert taken(gate, 5) is None
+        nursery.cancel_scope.cancel()
+
+
+async def test_passthrough_offers_nothing_while_nobody_can_confirm(offering: Offering, block: OpenBlock) -> None:
+    """And the agent is not asked again for each open."""
+    metadata, offers, gate = offering
+    metadata.failing = True
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(offers.run)
+        for _ in range(3):
+            offers.offer(5, entry_of(5, 7), block)
+            await until(lambda: metadata.asked == [FOLDER])
+            await trio.testing.wait_all_tasks_blocked()
+            assert taken(gate, 5) is None
+        nursery.cancel_scope.cancel()
+
+
+async def test_passthrough_offers_forget_confirmations_when_the_wall_clock_jumps(
+    offering: Offering, block: OpenBlock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clock that was put back would make a new block look older than an old comparison."""
+    metadata, offers, gate = offering
+    time.sleep(0.02)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(offers.run)
+        offers.offer(5, entry_of(5, 7), block)
+        await until(lambda: metadata.asked == [FOLDER])
+        await trio.testing.wait_all_tasks_blocked()
+        real = time.time
+        monkeypatch.setattr(time, "time", lambda: real() - 3600)
+        offers.offer(5, entry_of(5, 7), block)
+        assert taken(gate, 5) is None
+        nursery.cancel_scope.cancel()
