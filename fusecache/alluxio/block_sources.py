@@ -19,7 +19,7 @@ import structlog
 
 from fusecache.alluxio import placement
 from fusecache.alluxio.block_requests import start_cache
-from fusecache.alluxio.block_workers import BlockWorkers
+from fusecache.alluxio.block_workers import BlockWorkers, Cluster
 from fusecache.alluxio.connection import Connection, PendingCall
 from fusecache.alluxio.master import MasterClient
 from fusecache.alluxio.model import Block, BlockWorkerInfo
@@ -91,9 +91,26 @@ class BlockSources:
             cluster = self._workers.cluster(budget, max_age_s=FRESH_LIST_AGE_S)
         else:
             cluster = self._workers.cluster(budget)
-            holder = self._holders.get(block.block_id)
-            if holder is not None and holder not in block.locations:
-                block = block._replace(locations=(*block.locations, holder))
+            block = self._with_holder(block)
+        return self._ordered(block, cluster)
+
+    def ready(self, block: Block) -> tuple[Source, Connection, Iterator[Source]] | None:
+        """The first that `find` gives, its connection, and the others; None when finding them would need a call."""
+        cluster = self._workers.fresh()
+        if cluster is None:
+            return None
+        candidates = self._ordered(self._with_holder(block), cluster)
+        source = next(candidates, None)
+        connection = None if source is None else self._workers.checked(source.worker)
+        return None if source is None or connection is None else (source, connection, candidates)
+
+    def _with_holder(self, block: Block) -> Block:
+        holder = self._holders.get(block.block_id)
+        if holder is None or holder in block.locations:
+            return block
+        return block._replace(locations=(*block.locations, holder))
+
+    def _ordered(self, block: Block, cluster: Cluster) -> Iterator[Source]:
         return placement.sources(
             block,
             cluster.workers,

@@ -15,7 +15,7 @@ import contextlib
 import itertools
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import grpc
@@ -43,6 +43,10 @@ class Sources(Protocol):
 
     def find(self, block: Block, budget: Budget, *, fresh: bool) -> Iterator[Source]:
         """Sources in order; `fresh`: ask the master where the block is now, its hints have failed."""
+        ...
+
+    def ready(self, block: Block) -> tuple[Source, Connection, Iterator[Source]] | None:
+        """The first source, its connection, and the others, if nothing has to be waited for."""
         ...
 
     def connection(self, source: Source, budget: Budget) -> Connection:
@@ -117,6 +121,40 @@ class BlockStream:
                 except SourceFailed as failure:
                     self._source_failed(source, failure)
 
+    def start_promptly(self, budget: Budget, on_answer: Callable[[], None]) -> bool:
+        """As `start`, but never waits: False, and nothing done, when it would have to. `on_answer` is called, once and
+        in a thread of grpc's, when `read_ready` is worth calling."""
+        ready = self._sources.ready(self._block)
+        if ready is None or self.position == self.end:
+            return False
+        source, connection, candidates = ready
+        try:
+            self._call = self._read_call(source, connection, budget, on_answer)
+        except (grpc.RpcError, UpstreamError):
+            return False  # `start` meets the same error, and has time to mend it
+        self._candidates = candidates
+        return True
+
+    def read_ready(self, budget: Budget) -> memoryview | bytes | None:
+        """All bytes of the stream if the first answer has them all; None when not: `read` goes on from there, and may
+        wait. Only after `on_answer`; does not wait. Bytes given are the last: `close` is what ends the call well."""
+        call = self._call
+        if call is None:
+            return None
+        try:
+            chunk = call.next_answer()
+        except SourceFailed as failure:
+            self._mend(call.source, failure, budget)
+            return None
+        if not chunk:
+            return None
+        self._accept(call.source, chunk)
+        if self._received < self.end:
+            self._rest.append(memoryview(chunk))
+            return None
+        self.position = self.end
+        return chunk
+
     def read(self, size: int, budget: Budget) -> memoryview | bytes:
         """Exactly min(size, end - position) bytes. After an error the position is where it was.
 
@@ -161,8 +199,11 @@ class BlockStream:
     def close(self) -> None:
         """Abandon what has not been read. Idempotent."""
         self._closed.set()
-        call, self._call = self._call, None
-        if call is not None:
+        call = self._call
+        if call is not None and self.position == self.end:
+            self._complete(call)
+        elif call is not None:
+            self._call = None
             call.abort()
 
     def _next_chunk(self, budget: Budget) -> memoryview | bytes:
@@ -182,41 +223,52 @@ class BlockStream:
                 source = self._call.source
                 chunk = self._call.next_chunk(budget)
             except SourceFailed as failure:
-                if self._closed.is_set() or source is None:
-                    continue
-                if budget.spent():
-                    # Our own time is over: that is not the source's failure.
-                    self._last_reason = str(failure)
-                    raise self._too_late(budget) from failure
-                if isinstance(failure.error, AuthenticationFailed) and source.worker.worker_id not in self._renewed:
-                    self._ask_again(source)
-                    continue
-                self._source_failed(source, failure)
+                if not self._closed.is_set() and source is not None:
+                    self._mend(source, failure, budget)
                 continue
-            self._received += len(chunk)
-            if source.ufs:
-                self.source = source.kind
-            # Who gives bytes is worth asking again: only rounds without a byte lead to an error.
-            self._errors.clear()
-            self._renewed.clear()
-            self._rounds = 0
-            self._may_come_back = False
+            self._accept(source, chunk)
             return chunk
+
+    def _accept(self, source: Source, chunk: memoryview | bytes) -> None:
+        self._received += len(chunk)
+        if source.ufs:
+            self.source = source.kind
+        # Who gives bytes is worth asking again: only rounds without a byte lead to an error.
+        self._errors.clear()
+        self._renewed.clear()
+        self._rounds = 0
+        self._may_come_back = False
+
+    def _mend(self, source: Source, failure: SourceFailed, budget: Budget) -> None:
+        """After a failure: leave the source, or ask it again. Unavailable when there is no time left."""
+        if budget.spent():
+            # Our own time is over: that is not the source's failure.
+            self._last_reason = str(failure)
+            raise self._too_late(budget) from failure
+        if isinstance(failure.error, AuthenticationFailed) and source.worker.worker_id not in self._renewed:
+            self._ask_again(source)
+        else:
+            self._source_failed(source, failure)
+
+    def _read_call(
+        self, source: Source, connection: Connection, budget: Budget, on_answer: Callable[[], None] | None
+    ) -> ReadCall:
+        return ReadCall(
+            self._block,
+            source,
+            self._received,
+            self.end,
+            connection,
+            options=self._options,
+            watch=self._watch,
+            clock=self._clock,
+            budget=budget,
+            on_answer=on_answer,
+        )
 
     def _open(self, source: Source, budget: Budget) -> ReadCall:
         try:
-            connection = self._sources.connection(source, budget)
-            return ReadCall(
-                self._block,
-                source,
-                self._received,
-                self.end,
-                connection,
-                options=self._options,
-                watch=self._watch,
-                clock=self._clock,
-                budget=budget,
-            )
+            return self._read_call(source, self._sources.connection(source, budget), budget, None)
         except grpc.RpcError as error:
             name = f"block worker {source.worker.address.target}"
             raise SourceFailed(to_error(error, name), final=not is_temporary(error)) from error

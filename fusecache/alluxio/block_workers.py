@@ -92,6 +92,11 @@ class BlockWorkers:
         finally:
             self._refresh.release()
 
+    def fresh(self) -> Cluster | None:
+        """What `cluster` gives without asking the master, None when it would ask."""
+        cluster = self._cluster
+        return cluster if cluster is not None and self._clock.now() - cluster.taken_s <= LIST_AGE_S else None
+
     def suspects(self) -> frozenset[int]:
         """Ids of the block workers that failed within the last SUSPECT_S."""
         if not self._suspect_until_s:
@@ -142,6 +147,11 @@ class BlockWorkers:
             )
             self._checked.add(target)
         return connection
+
+    def checked(self, worker: BlockWorkerInfo) -> Connection | None:
+        """What `connection` gives without asking the block worker, None when it would ask."""
+        target = worker.address.target
+        return self._connections.get(target) if target in self._checked else None
 
     def close(self) -> None:
         """Close every connection."""

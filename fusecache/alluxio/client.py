@@ -179,7 +179,20 @@ class AlluxioClient:
     def open_stream(self, block: Block, offset: int, length: int, budget: Budget) -> BlockStream:
         """Bytes [offset, offset + length) of a block. The request is sent before this returns; what goes wrong with it
         is met, and mended, by `read`."""
-        stream = BlockStream(
+        stream = self._stream(block, offset, length)
+        stream.start(budget)
+        return stream
+
+    def start_read(
+        self, block: Block, offset: int, length: int, budget: Budget, on_answer: Callable[[], None]
+    ) -> BlockStream | None:
+        """As `open_stream`, but never waits: None when it would have to, or could not say when there is something to
+        read. `on_answer` is called once, in another thread, when `BlockStream.read_ready` may give the bytes."""
+        stream = self._stream(block, offset, length)
+        return stream if stream.start_promptly(budget, on_answer) else None
+
+    def _stream(self, block: Block, offset: int, length: int) -> BlockStream:
+        return BlockStream(
             block,
             offset,
             length,
@@ -190,8 +203,6 @@ class AlluxioClient:
             clock=self._clock,
             rng=self._rng,
         )
-        stream.start(budget)
-        return stream
 
     def touch(self, block_ids: Sequence[int], budget: Budget) -> int:
         """Tell this node's block worker that blocks are in use, so that it does not evict them first. How many it

@@ -121,10 +121,17 @@ class Connection:
         return cast("AnswerStream[Answer]", stream), OpenCall(self, method, session, started)
 
     def converse(
-        self, method: Method[Request, Answer], first: Request, *, login_s: float, timeout_s: float
+        self,
+        method: Method[Request, Answer],
+        first: Request,
+        *,
+        login_s: float,
+        timeout_s: float,
+        on_answer: Callable[[], None] | None = None,
     ) -> tuple[Conversation[Request, Answer], OpenCall]:
-        """A stream each way; `first` is sent at once. `login_s` bounds a handshake that may be needed, `timeout_s` the
-        call itself."""
+        """A stream each way; `first` is sent at once. `login_s` bounds a handshake that may be needed (0 = none: this
+        does not wait, and raises Unavailable without a session), `timeout_s` the call itself; `on_answer` as
+        `rpc.conversation.converse` has it."""
         started = self._clock.now()
         session = self._session_for(method, login_s)
         stub = self._callable(method, self._channel.stream_stream)
@@ -136,6 +143,7 @@ class Connection:
                 parse=method.parse,
                 timeout_s=timeout_s,
                 metadata=session.metadata if session else (),
+                on_answer=on_answer,
             )
         return conversation, OpenCall(self, method, session, started)
 
@@ -205,6 +213,8 @@ class Connection:
         session = self._session
         if session is not None:
             return session
+        if timeout_s <= 0:
+            raise Unavailable(f"{self.target}: not logged in")
         if not self._handshake.acquire(timeout=timeout_s):
             raise Unavailable(f"{self.target}: another thread's login did not end within {timeout_s:.1f} s")
         try:

@@ -123,7 +123,10 @@ class ReadCall:
         watch: StallWatch,
         clock: Clock,
         budget: Budget,
+        on_answer: Callable[[], None] | None = None,
     ) -> None:
+        """`on_answer`: nothing is waited for, not even a login, and it is called when `next_answer` would not wait
+        either (`rpc.conversation.converse`)."""
         self.source = source
         self._position = offset
         self._end = end
@@ -137,35 +140,46 @@ class ReadCall:
         self.stores = bool(request.HasField("open_ufs_block_options") and not request.open_ufs_block_options.no_cache)
         self._name = f"block {block.block_id} from {connection.target}"
         stream, call = connection.converse(
-            READ_BLOCK, request, login_s=budget.per_try_s(options.connect_s), timeout_s=ATTEMPT_S
+            READ_BLOCK,
+            request,
+            login_s=budget.per_try_s(options.connect_s) if on_answer is None else 0.0,
+            timeout_s=ATTEMPT_S,
+            on_answer=on_answer,
         )
         self._stream: Conversation[ReadRequest, memoryview | bytes] = stream
         self._call: OpenCall = call
         self._watched = watch.add(stream.cancel)
+        if on_answer is not None:
+            self._watched.deadline = self._limit_s(budget)
 
     def next_chunk(self, budget: Budget) -> memoryview | bytes:
         """The next bytes, never empty, never beyond the end. SourceFailed."""
-        limit_s = self._clock.now() + min(self._options.stall_s, budget.remaining_s())
-        self._watched.deadline = limit_s
+        self._watched.deadline = self._limit_s(budget)
+        while not (data := self.next_answer()):
+            pass
+        return data
+
+    def next_answer(self) -> memoryview | bytes:
+        """The bytes of the next answer, which may have none; otherwise as `next_chunk`."""
         try:
-            while True:
-                data = next(self._stream, None)
-                if data is None:
-                    self._over = True
-                    self._call.succeeded()
-                    raise SourceFailed(
-                        ProtocolError(f"{self._name}: stream ended {self._end - self._position} bytes too early"),
-                        final=True,
-                    )
-                if data:
-                    break
-                self._empty += 1
-                if self._empty > MAX_EMPTY_CHUNKS:
-                    raise self._lie("empty_chunks", "endless empty chunks")
+            data = next(self._stream, None)
         except grpc.RpcError as error:
-            raise self._failure(error) from error
-        finally:
             self._watched.deadline = NEVER
+            raise self._failure(error) from error
+        if data is None:
+            self._over = True
+            self._watched.deadline = NEVER
+            self._call.succeeded()
+            raise SourceFailed(
+                ProtocolError(f"{self._name}: stream ended {self._end - self._position} bytes too early"), final=True
+            )
+        if not data:
+            self._empty += 1
+            if self._empty > MAX_EMPTY_CHUNKS:
+                self._watched.deadline = NEVER
+                raise self._lie("empty_chunks", "endless empty chunks")
+            return data
+        self._watched.deadline = NEVER
         if len(data) > self._chunk_limit:
             raise self._lie("chunk", f"chunk of {len(data)} bytes, {self._chunk_limit} were allowed")
         if len(data) > self._end - self._position:
@@ -174,6 +188,9 @@ class ReadCall:
         if self._position < self._end:
             self._stream.send(ReadRequest(offset_received=self._position))
         return data
+
+    def _limit_s(self, budget: Budget) -> float:
+        return self._clock.now() + min(self._options.stall_s, budget.remaining_s())
 
     def finish(self, on_end: Callable[[bool], None]) -> None:
         """All bytes have come: end the request side, and let the server end the call.

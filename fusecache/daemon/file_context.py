@@ -19,7 +19,7 @@ from fusecache.cache.known import Listing
 from fusecache.cache.record import Entry
 from fusecache.clock import Clock
 from fusecache.config.settings import Settings
-from fusecache.errors import NotFound, StaleId
+from fusecache.errors import NotFound, StaleId, Unavailable
 from fusecache.prefetch.fetcher import Confirm
 from fusecache.rpc.budget import Budget
 
@@ -100,6 +100,8 @@ class MetadataFileContext:
         def check(limit_s: float | None = None, *, compare: bool = False) -> None:
             if self._clock.now() < confirmed_until and not compare:
                 return
+            if limit_s == 0:
+                raise Unavailable("not known without asking")
             total_s = self._settings.metadata_budget_s
             budget = Budget(self._clock, total_s if limit_s is None else min(limit_s, total_s))
             try:

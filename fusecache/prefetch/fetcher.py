@@ -1,8 +1,9 @@
 """Gets ranges of blocks from block workers, each byte once: the slow half of a read.
 
 A read that no local block file can answer asks `read(block, start, end)`. Bytes already fetched come from the
-`ReadBuffer`; a range in flight is waited for; anything else starts a fetch of its `FetchWindow`, in a thread of the
-data pool, in a task of the fetcher's own nursery, so that a caller that goes away takes nothing from the others.
+`ReadBuffer`; a range in flight is waited for; anything else starts a fetch of its `FetchWindow`, in a task of the
+fetcher's own nursery, so that a caller that goes away takes nothing from the others. A range that comes in one answer
+of a block worker that is known and connected needs no thread; everything else happens in one of the data pool.
 Sequential readers keep a `BlockStream` open to the block's end and go on reading from it: the block worker sends
 ahead, and a block read from byte 0 to its end is stored in Alluxio without another call.
 
@@ -14,6 +15,9 @@ Does not know files, paths or FUSE, and does not open local block files.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import structlog
@@ -36,6 +40,9 @@ MAX_IDLE_STREAMS = 64
 ASK_AFTER_S = 5.0
 """When no source has delivered for this long, the master is asked whether the file is still there."""
 
+PROMPT_S = 1.0
+"""How long the event loop waits for a first answer before a thread does: that one asks elsewhere in time."""
+
 IDLE_STREAM_S = 10.0
 """A stream nobody read from for this long is closed: the block worker holds a thread for it too."""
 
@@ -49,6 +56,10 @@ class Stream(Protocol):
         """Exactly `size` bytes or an error."""
         ...
 
+    def read_ready(self, budget: Budget) -> memoryview | bytes | None:
+        """After `on_answer`: all bytes of the stream if they are there, else None. Does not wait."""
+        ...
+
     def close(self) -> None:
         """End it."""
         ...
@@ -60,16 +71,24 @@ class Confirm(Protocol):
     def __call__(self, limit_s: float | None = None, *, compare: bool = False) -> None:
         """StaleId when it is not; Unavailable when nobody says so within `limit_s` (None: a request's budget).
 
+        `limit_s` 0: nobody is asked, and nothing waited for; Unavailable when it is not known.
         `compare`: Alluxio looks at the under storage first. Dear, hence only after bytes did not come as they should.
         """
         ...
 
 
 class BlockSource(Protocol):
-    """What is used of `alluxio.client.AlluxioClient`; blocking, called in threads."""
+    """What is used of `alluxio.client.AlluxioClient`."""
 
     def open_stream(self, block: Block, offset: int, length: int, budget: Budget) -> Stream:
-        """Start reading a range."""
+        """Start reading a range; blocking, called in threads."""
+        ...
+
+    def start_read(
+        self, block: Block, offset: int, length: int, budget: Budget, on_answer: Callable[[], None]
+    ) -> Stream | None:
+        """The same without waiting, None when that can't be. `on_answer` is called once, in another thread, when
+        `read_ready` may give the bytes."""
         ...
 
 
@@ -183,12 +202,19 @@ class Fetcher:
         return extent
 
     async def _fetch(self, block: Block, extent: Extent, fetch: Fetch, budget: Budget, confirm: Confirm) -> None:
+        stream: Stream | None = None
         try:
             slot = self._slot_for(block, extent, fetch)
             if slot is None:
-                data, source = await trio.to_thread.run_sync(
-                    self._fetch_once, block, extent, budget, confirm, limiter=self._limiter
-                )
+                stream, ready = await self._fetch_promptly(block, extent, budget)
+                if stream is None or ready is None:
+                    data, source = await trio.to_thread.run_sync(
+                        self._fetch_once, block, extent, budget, confirm, stream, limiter=self._limiter
+                    )
+                else:
+                    data, source = ready, stream.source
+                    if source == "ufs":
+                        await self._confirmed(confirm)
             else:
                 async with slot.lock:
                     data, source = await trio.to_thread.run_sync(
@@ -205,12 +231,55 @@ class Fetcher:
         else:
             self._bytes[source].inc(len(data))
             self.buffer.finish(extent, data)
+            for _ in range(2):  # whoever waits for the bytes gives them to the kernel first
+                await trio.lowlevel.cancel_shielded_checkpoint()
+        finally:
+            if stream is not None:
+                stream.close()
+
+    async def _fetch_promptly(
+        self, block: Block, extent: Extent, budget: Budget
+    ) -> tuple[Stream | None, memoryview | bytes | None]:
+        """One range without a thread: a stream, if it could be started without waiting, and its bytes, if they came in
+        one answer. What is missing is a thread's to do, on the same stream."""
+        length = extent.end - extent.start
+        if length > self._settings.chunk_bytes:
+            return None, None
+        try:
+            self._limiter.acquire_nowait()
+        except trio.WouldBlock:
+            return None, None
+        stream: Stream | None = None
+        try:
+            answered = trio.Event()
+            tell = partial(_tell, trio.lowlevel.current_trio_token(), answered)
+            stream = self._source.start_read(block, extent.start, length, budget, tell)
+            if stream is None:
+                return None, None
+            with trio.move_on_after(PROMPT_S):
+                await answered.wait()
+            data = stream.read_ready(budget) if answered.is_set() else None
+        except BaseException:
+            if stream is not None:
+                stream.close()
+            raise
+        finally:
+            self._limiter.release()
+        return stream, data
+
+    async def _confirmed(self, confirm: Confirm) -> None:
+        """StaleId, or Unavailable when nobody knows."""
+        try:
+            confirm(0.0)
+        except Unavailable:
+            await trio.to_thread.run_sync(confirm, limiter=self._limiter)
 
     def _fetch_once(
-        self, block: Block, extent: Extent, budget: Budget, confirm: Confirm
+        self, block: Block, extent: Extent, budget: Budget, confirm: Confirm, stream: Stream | None
     ) -> tuple[memoryview | bytes, str]:
-        """In a thread: one range by a stream of its own."""
-        stream = self._source.open_stream(block, extent.start, extent.end - extent.start, budget)
+        """In a thread: one range by a stream of its own, which may have been started already."""
+        if stream is None:
+            stream = self._source.open_stream(block, extent.start, extent.end - extent.start, budget)
         try:
             data = _read(stream, extent.end - extent.start, budget, confirm)
         finally:
@@ -280,6 +349,12 @@ class Fetcher:
             slot.promised = -1
             if stream is not None:
                 await trio.to_thread.run_sync(stream.close, limiter=self._limiter)
+
+
+def _tell(token: trio.lowlevel.TrioToken, event: trio.Event) -> None:
+    """In any thread: set an event of the event loop, if that still runs."""
+    with contextlib.suppress(trio.RunFinishedError):
+        token.run_sync_soon(event.set)
 
 
 def _read(stream: Stream, size: int, budget: Budget, confirm: Confirm) -> memoryview | bytes:

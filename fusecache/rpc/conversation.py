@@ -107,13 +107,18 @@ def converse(
     parse: Callable[[bytes], Answer | None],
     timeout_s: float,
     metadata: Metadata,
+    on_answer: Callable[[], None] | None = None,
 ) -> Conversation[Request, Answer]:
     """Start a call and send its first request. ValueError on a closed channel, as grpcio has it.
 
     `stub`: what `channel.stream_stream` gave for the same `serialize` and `parse` (None = not decodable).
+    `on_answer`: called once in a grpc thread when the first answer, or the end, is there, so that nobody has to wait in
+    `next`. CallFailed(UNIMPLEMENTED), and no call, when this grpcio can't tell.
     """
     if is_as_expected(stub):
-        return _Direct(stub, first, serialize, parse, timeout_s, metadata)
+        return _Direct(stub, first, serialize, parse, timeout_s, metadata, on_answer)
+    if on_answer is not None:
+        raise CallFailed(grpc.StatusCode.UNIMPLEMENTED, "this grpcio does not tell when an answer has come")
     return _Threaded(stub, first, timeout_s, metadata)
 
 
@@ -135,8 +140,8 @@ class _Direct(Generic[Request, Answer]):
     call's place there back. `_lock` guards what that thread and ours both change."""
 
     __slots__ = (
-        "_answers", "_call", "_due", "_failure", "_lock", "_over", "_parse", "_receiving", "_reports", "_sending",
-        "_serialize", "_told_end", "_unsent",
+        "_answers", "_call", "_due", "_failure", "_lock", "_on_answer", "_over", "_parse", "_receiving", "_reports",
+        "_sending", "_serialize", "_told_end", "_unsent",
     )  # fmt: skip
 
     def __init__(
@@ -147,8 +152,10 @@ class _Direct(Generic[Request, Answer]):
         parse: Callable[[bytes], Answer | None],
         timeout_s: float,
         metadata: Metadata,
+        on_answer: Callable[[], None] | None,
     ) -> None:
         self._serialize = serialize
+        self._on_answer = on_answer
         self._parse = parse
         self._lock = threading.Lock()
         self._answers: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
@@ -236,6 +243,7 @@ class _Direct(Generic[Request, Answer]):
         operation = event.batch_operations[-1]
         kind = operation.type()
         reports: list[Report] = []
+        on_answer: Callable[[], None] | None = None
         with self._lock:
             self._due -= 1
             if kind == _core.OperationType.receive_message:
@@ -256,7 +264,11 @@ class _Direct(Generic[Request, Answer]):
             if self._over and not self._receiving and not self._told_end:
                 self._told_end = True
                 self._answers.put(None)
+            if self._on_answer is not None and not self._answers.empty():
+                on_answer, self._on_answer = self._on_answer, None
             last = self._due == 0
+        if on_answer is not None:
+            on_answer()
         for report in reports:
             try:
                 report(self._failure)

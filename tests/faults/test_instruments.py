@@ -47,15 +47,22 @@ async def test_reading_checker_sees_a_broken_stream(
     source = tmp_path / "source"
     source.mkdir()
     (source / "file").write_bytes(CONTENT)
-    real = BlockStream.read
+    real, real_ready = BlockStream.read, BlockStream.read_ready
 
     def read(stream: BlockStream, size: int, budget: Budget) -> bytes:
         return broken(bytes(real(stream, size, budget)))
 
+    def read_ready(stream: BlockStream, budget: Budget) -> bytes | None:
+        data = real_ready(stream, budget)
+        return None if data is None else broken(bytes(data))
+
     with embedded_server(source, tmp_path / "server") as server:
         async with below_kernel(cluster_of(server), tmp_path / "state", zero_rpc_reads=False) as mount:
             await check_whole(mount, b"/file", CONTENT, random.Random(1))
-            with mock.patch.object(BlockStream, "read", read), pytest.raises(AssertionError):
+            with (
+                mock.patch.multiple(BlockStream, read=read, read_ready=read_ready),
+                pytest.raises(AssertionError),
+            ):
                 await check_whole(mount, b"/file", CONTENT, random.Random(1))
 
 

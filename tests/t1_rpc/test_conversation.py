@@ -78,10 +78,20 @@ def start(request: pytest.FixtureRequest, channel: grpc.Channel, monkeypatch: py
     if request.param == "threaded":
         monkeypatch.setattr(conversation, "_PARAMETERS", ("channel", "method", "requests"))
 
-    def begin(first: bytes = b"first", *, parse: Any = bytes, timeout_s: float = 20.0) -> Conversation[bytes, bytes]:
+    def begin(
+        first: bytes = b"first", *, parse: Any = bytes, timeout_s: float = 20.0, on_answer: Any = None
+    ) -> Conversation[bytes, bytes]:
         stub = channel.stream_stream("/test/Converse", request_serializer=bytes, response_deserializer=parse)
         assert is_as_expected(stub) is (request.param == "direct")
-        return converse(stub, first, serialize=bytes, parse=parse, timeout_s=timeout_s, metadata=(("key", "value"),))
+        return converse(
+            stub,
+            first,
+            serialize=bytes,
+            parse=parse,
+            timeout_s=timeout_s,
+            metadata=(("key", "value"),),
+            on_answer=on_answer,
+        )
 
     return begin
 
@@ -158,6 +168,34 @@ def test_end_is_reported_once(start: Start, server: Server, code: grpc.StatusCod
     wait_until(lambda: bool(reports))
     (report,) = reports
     assert (None if report is None else report.code()) is (None if code is grpc.StatusCode.OK else code)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("ends", [False, True])
+@pytest.mark.parametrize("start", ["direct"], indirect=True)
+def test_first_answer_or_end_is_told_once_and_then_nobody_waits(start: Start, server: Server, ends: bool) -> None:
+    def answer(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        if not ends:
+            yield from server.echo(requests, context)
+
+    server.handler = answer
+    told: list[str] = []
+    talk = start(on_answer=lambda: told.append(threading.current_thread().name))
+    wait_until(lambda: bool(told))
+    assert next(talk, None) == (None if ends else b"first")
+    talk.send(b"second")
+    assert next(talk, None) == (None if ends else b"second")
+    talk.end()
+    assert rest(talk) == []
+    assert len(told) == 1
+    assert told != [threading.current_thread().name]
+
+
+@pytest.mark.parametrize("start", ["threaded"], indirect=True)
+def test_first_answer_grpcio_that_can_not_tell_makes_no_call(start: Start, server: Server) -> None:
+    with pytest.raises(grpc.RpcError) as failure:
+        start(on_answer=lambda: None)
+    assert failure.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert not server.received
 
 
 def test_what_is_sent_after_the_end_is_dropped(start: Start, server: Server) -> None:

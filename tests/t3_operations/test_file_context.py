@@ -8,7 +8,7 @@ from fusecache.cache.known import Listing
 from fusecache.cache.record import Entry
 from fusecache.config.settings import Settings
 from fusecache.daemon.file_context import CONFIRM_AGE_S, RELIST_AFTER, RELIST_ENTRIES, MetadataFileContext
-from fusecache.errors import NotFound, StaleId
+from fusecache.errors import NotFound, StaleId, Unavailable
 
 FOLDER = 77
 
@@ -82,6 +82,16 @@ def test_confirm_file_in_pieces_is_always_asked_for() -> None:
 def test_confirm_whole_file_of_a_young_listing_needs_no_call() -> None:
     bench = Bench(listed_s_ago=CONFIRM_AGE_S - 1)
     bench.check(whole=True)
+    assert not bench.client.asked
+
+
+def test_confirm_without_asking_says_when_it_is_not_known() -> None:
+    bench = Bench(listed_s_ago=CONFIRM_AGE_S + 1)
+    with pytest.raises(Unavailable):
+        bench.context.confirm(entry(9), whole=True)(0.0)
+    assert not bench.client.asked
+    bench = Bench(listed_s_ago=1.0)
+    bench.context.confirm(entry(9), whole=True)(0.0)
     assert not bench.client.asked
 
 

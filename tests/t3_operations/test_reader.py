@@ -12,15 +12,18 @@ from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 
 from fusecache.alluxio.model import Block, block_id_of
 from fusecache.cache.record import Entry
 from fusecache.clock import SystemClock
 from fusecache.config.settings import Settings
-from fusecache.errors import Incomplete, ProtocolError, StaleId, Unavailable
+from fusecache.errors import Incomplete, ProtocolError, StaleId, Unavailable, UpstreamError
 from fusecache.metrics import Metrics
+from fusecache.prefetch import fetcher
 from fusecache.prefetch.reader import Readers
 from fusecache.rpc.budget import Budget
+from tests.support.log_noise import Declare
 
 KIB, MIB = 1 << 10, 1 << 20
 FILE_ID = (5 << 24) | 0xFFFFFF
@@ -68,6 +71,12 @@ class FakeStream:
         self._position += size
         return data
 
+    def read_ready(self, budget: Budget) -> bytes | None:
+        self._client.asked_ready += 1
+        if self._client.answer == "part":
+            return None
+        return self.read(len(self._content), budget)
+
     def close(self) -> None:
         self.closed = True
 
@@ -90,6 +99,11 @@ class FakeClient:
         self.clock = MovedClock()
         self.read_error: Exception | None = None
         self.gate: threading.Event | None = None
+        self.answer = "none"
+        """What comes before anybody waits: none (a read can't be started without waiting), part of the bytes, all of
+        them; late = a read is started and its answer does not come."""
+        self.asked_ready = 0
+        self.started = 0
 
     def block_bytes(self, block_id: int) -> bytes:
         index = block_id & 0xFFFFFF
@@ -118,6 +132,16 @@ class FakeClient:
         stream = FakeStream(self, self.block_bytes(block.block_id)[offset : offset + length], self.source, offset)
         self.streams.append(stream)
         return stream
+
+    def start_read(
+        self, block: Block, offset: int, length: int, budget: Budget, on_answer: Callable[[], None]
+    ) -> FakeStream | None:
+        if self.answer == "none":
+            return None
+        self.started += 1
+        if self.answer != "late":
+            threading.Thread(target=on_answer).start()
+        return self.open_stream(block, offset, length, budget)
 
 
 class FakeContext:
@@ -307,6 +331,84 @@ async def test_reader_bytes_from_the_under_storage_are_confirmed(tmp_path: Path)
         reader = readers.open(entry_of(content, 64 * MIB, locations=False))
         assert bytes(await reader.read(0, len(content))) == content
         assert context.confirmed == 1
+
+
+@pytest.mark.parametrize("answer", ["none", "part", "all", "late"])
+@pytest.mark.parametrize("source", ["block_worker", "ufs"])
+async def test_reader_bytes_that_are_there_or_not_when_nobody_waits_are_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, source: str
+) -> None:
+    monkeypatch.setattr(fetcher, "PROMPT_S", 0.02 if answer == "late" else 10.0)
+    content = content_of(200 * KIB)
+    client, context, metrics = FakeClient(content, 64 * KIB, tmp_path, source=source), FakeContext(), Metrics()
+    client.answer = answer
+    async with readers_over(client, context, metrics) as readers:
+        reader = readers.open(entry_of(content, 64 * KIB))
+        assert bytes(await reader.read(100, 150 * KIB)) == content[100 : 100 + 150 * KIB]
+        assert context.confirmed == (3 if source == "ufs" else 0)
+        assert metrics.snapshot()[f"fusecache_read_bytes_total{{source={source}}}"] == 192 * KIB
+    assert client.started == (0 if answer == "none" else 3)
+    assert client.asked_ready == (3 if answer in ("part", "all") else 0)
+    assert len(client.streams) == 3, "a thread goes on with the stream that was started"
+    assert all(stream.closed for stream in client.streams)
+
+
+@pytest.mark.parametrize("error", [Unavailable("spent"), RuntimeError("a bug")])
+async def test_reader_failure_of_what_is_there_fails_the_read_and_closes_the_stream(
+    tmp_path: Path, expected_logs: Declare, error: Exception
+) -> None:
+    expected_logs("fetch failed unexpectedly", optional=True)
+    content = content_of(100 * KIB)
+    client = FakeClient(content, 64 * MIB, tmp_path)
+    client.answer, client.read_error = "all", error
+    async with readers_over(client, FakeContext(), Metrics()) as readers:
+        reader = readers.open(entry_of(content, 64 * MIB))
+        with pytest.raises(type(error)):
+            await reader.read(0, 4096)
+    assert [stream.closed for stream in client.streams] == [True]
+
+
+async def test_reader_shutdown_while_an_answer_is_awaited_closes_the_stream(tmp_path: Path) -> None:
+    content = content_of(100 * KIB)
+    client = FakeClient(content, 64 * MIB, tmp_path)
+    client.answer = "late"
+
+    async def read() -> None:
+        with pytest.raises(UpstreamError, match="shut down"):
+            await reader.read(0, 4096)
+
+    async with trio.open_nursery() as nursery, readers_over(client, FakeContext(), Metrics()) as readers:
+        reader = readers.open(entry_of(content, 64 * MIB))
+        nursery.start_soon(read)
+        while not client.streams:
+            await trio.sleep(0)
+    assert [stream.closed for stream in client.streams] == [True]
+
+
+async def test_reader_starts_no_more_reads_than_there_are_threads_for(tmp_path: Path) -> None:
+    content = content_of(100 * KIB)
+    client = FakeClient(content, 64 * MIB, tmp_path)
+    client.answer = "all"
+    async with readers_over(client, FakeContext(), Metrics()) as readers:
+        reader = readers.open(entry_of(content, 64 * MIB, locations=False))
+        readers.limiter.total_tokens = 1
+        async with trio.open_nursery() as nursery, readers.limiter:
+            nursery.start_soon(reader.read, 0, 4096)
+            await trio.testing.wait_all_tasks_blocked()
+            assert not client.streams
+        assert len(client.streams) == 1
+    assert client.started == 0
+
+
+async def test_reader_replaced_bytes_that_are_there_are_stale(tmp_path: Path) -> None:
+    content = content_of(100 * KIB)
+    client, context = FakeClient(content, 64 * MIB, tmp_path, source="ufs"), FakeContext()
+    client.answer, context.replaced = "all", True
+    async with readers_over(client, context, Metrics()) as readers:
+        reader = readers.open(entry_of(content, 64 * MIB, locations=False))
+        with pytest.raises(StaleId):
+            await reader.read(0, 4096)
+    assert [stream.closed for stream in client.streams] == [True]
 
 
 async def test_reader_replaced_file_is_stale_not_the_new_bytes(tmp_path: Path) -> None:
