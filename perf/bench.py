@@ -65,7 +65,7 @@ def arguments(argv: Sequence[str], table: Table | None = None) -> tuple[argparse
     parser.add_argument("--small-file-bytes", type=int, default=110 << 10)
     parser.add_argument("--large-bytes", type=int, default=1 << 30)
     parser.add_argument("--epoch-files", type=int, default=300, help="files a system reads in one first epoch")
-    parser.add_argument("--random-reads", type=int, default=1000, help="of each kind")
+    parser.add_argument("--random-reads", type=int, default=8192, help="of each kind, at most")
     parser.add_argument("--block-bytes", type=int, default=64 * MEBIBYTE, help="Alluxio's block size (its default)")
     parser.add_argument("--idle-s", type=float, default=10.0, help="seconds that the mounts are left alone at the end")
     parser.add_argument("--mount-flag", action="append", default=[], help="passed to every fusecache mount")
@@ -184,15 +184,15 @@ class Bench:
 
     def warm_up(self, workload: Workload, system: System) -> list[float]:
         """Until two runs agree within 10 %, or the system's limit: JIT-compiled code, filled metadata caches. Returns
-        the timed seconds of each run."""
-        seconds: list[float] = []
+        the rate of each run, the geometric mean over the workload's rows."""
+        rates: list[float] = []
         limit = WARM_EPOCHS if workload.reads_ufs else system.warm_up_runs
-        while len(seconds) < limit:
+        while len(rates) < limit:
             rows = self.measure(workload, system, self.options.seed)
-            seconds.append(sum(measured["seconds"] for measured in rows.values()))
-            if len(seconds) >= 2 and agree(seconds[-2], seconds[-1]) and not workload.reads_ufs:
+            rates.append(statistics.geometric_mean(each["work"] / each["seconds"] for each in rows.values()))
+            if len(rates) >= 2 and agree(rates[-2], rates[-1]) and not workload.reads_ufs:
                 break
-        return seconds
+        return rates
 
     def run(self, workload: Workload) -> None:
         """Warm every system up, then the rounds."""
@@ -203,7 +203,7 @@ class Bench:
         ]
         names = [system.name for system in systems]
         found = MeasuredWorkload(workload.name, {row.name: {name: [] for name in names} for row in workload.rows})
-        found.warm_up_s = {system.name: self.warm_up(workload, system) for system in systems}
+        found.warm_up_rates = {system.name: self.warm_up(workload, system) for system in systems}
         found.memory = {name: [] for name in names}
         counted: dict[str, Counter[str]] = {name: Counter() for name in names}
         for number in range(self.rounds(workload)):

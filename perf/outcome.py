@@ -32,8 +32,8 @@ class MeasuredWorkload:
     name: str
     rows: dict[str, dict[str, list[Measured]]]
     """Row -> system -> one measurement for each round."""
-    warm_up_s: dict[str, list[float]] = field(default_factory=dict)
-    """System -> timed seconds of each warm-up run."""
+    warm_up_rates: dict[str, list[float]] = field(default_factory=dict)
+    """System -> the rate of each warm-up run, the geometric mean over the rows."""
     memory: dict[str, list[Memory]] = field(default_factory=dict)
     """System -> what its processes occupied after each measurement."""
     counters: dict[str, Counters] = field(default_factory=dict)
@@ -90,7 +90,7 @@ class Outcome:
             MeasuredWorkload(
                 each["name"],
                 each["rows"],
-                each["warm_up_s"],
+                each["warm_up_rates"],
                 {name: [Memory(*pair) for pair in pairs] for name, pairs in each["memory"].items()},
                 each["counters"],
             )

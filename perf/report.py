@@ -216,13 +216,13 @@ def sources(outcome: Outcome) -> list[str]:
 
 def warm_up(outcome: Outcome) -> list[str]:
     """Which workloads were measured although the last two warm-up runs differed by more than 10 %: noise, where the
-    seconds do not fall; a JVM that was still compiling, where they do."""
+    rates do not rise; a JVM that was still compiling, where they do."""
     lines = []
     for workload in outcome.workloads:
-        for name, seconds in workload.warm_up_s.items():
-            if len(seconds) >= 2 and not agree(seconds[-2], seconds[-1]):
-                runs = ", ".join(number(each) for each in seconds)
-                lines.append(f"* {workload.name}, {name}: the last two runs differ by more than 10 %: {runs} s")
+        for name, rates in workload.warm_up_rates.items():
+            if len(rates) >= 2 and not agree(rates[-2], rates[-1]):
+                runs = ", ".join(number(each) for each in rates)
+                lines.append(f"* {workload.name}, {name}: the last two runs differ by more than 10 %: {runs}")
     return lines or ["Every system's last two warm-up runs of every workload agreed within 10 %."]
 
 

@@ -15,6 +15,7 @@ import os
 import random
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypedDict
@@ -30,6 +31,11 @@ STAT_PASSES = 40
 RANDOM_KINDS = [(4 << 10, 1), (4 << 10, 4), (128 << 10, 1), (128 << 10, 4)]
 """(bytes of one read, threads) of the random rows that share one process; each has its own part of the file."""
 
+RANDOM_LIMIT_S = 1.0
+"""Of each random row. A fast system ends all its reads in some ten milliseconds, a slow one would take a minute."""
+LOOK_AT_CLOCK = 16
+"""Reads between two looks at the clock."""
+
 
 class Job(TypedDict):
     """What a workload process is told."""
@@ -41,6 +47,7 @@ class Job(TypedDict):
     """The large file: one path, or its blocks in order."""
     seed: int
     random_reads: int
+    """At most so many in a random row."""
     groups: dict[str, list[int]]
     """Roots of the process trees whose processor time counts (meter.py)."""
 
@@ -75,8 +82,8 @@ def read_whole(path: str) -> int:
         os.close(descriptor)
 
 
-def in_threads(meter: Meter, shares: Sequence[Callable[[], int]], work: int) -> Measured:
-    """Run each share in a thread of its own; a share returns the bytes it read, `work` is what all of them do."""
+def in_threads(meter: Meter, shares: Sequence[Callable[[], int]], unit_bytes: int = 1) -> Measured:
+    """Run each share in a thread of its own. A share returns the bytes it read; work is counted in units of bytes."""
     totals = [0] * len(shares)
     failures: list[OSError | RuntimeError] = []
 
@@ -94,15 +101,14 @@ def in_threads(meter: Meter, shares: Sequence[Callable[[], int]], work: int) -> 
             thread.join()
     if failures:
         raise failures[0]
-    return stretch.measured(work=work, size_bytes=sum(totals))
+    return stretch.measured(work=sum(totals) / unit_bytes, size_bytes=sum(totals))
 
 
 def read_all(paths: Sequence[str], threads: int, meter: Meter) -> Measured:
     """Read every file with so many threads, each with its share; every byte must come."""
-    shares = [partial(read_files, paths[index::threads]) for index in range(threads)]
-    measured = in_threads(meter, shares, len(paths))
+    measured = in_threads(meter, [partial(read_files, paths[index::threads]) for index in range(threads)])
     check(measured["size_bytes"], paths)
-    return measured
+    return {**measured, "work": len(paths)}
 
 
 def read_files(paths: Sequence[str]) -> int:
@@ -162,15 +168,20 @@ def sequential(job: Job, meter: Meter, row: str) -> Rows:
 
 
 def read_places(places: Sequence[tuple[int, int]], size_bytes: int) -> int:
-    """pread at each (descriptor, offset), without advice to the kernel; bytes read."""
+    """pread at each (descriptor, offset), without advice to the kernel, for RANDOM_LIMIT_S at most; bytes read."""
+    until = time.perf_counter() + RANDOM_LIMIT_S
+    done = 0
     for descriptor, offset in places:
         if len(os.pread(descriptor, size_bytes, offset)) != size_bytes:
             raise RuntimeError(f"short read at {offset}")
-    return len(places) * size_bytes
+        done += 1
+        if done % LOOK_AT_CLOCK == 0 and time.perf_counter() > until:
+            break
+    return done * size_bytes
 
 
 def random_reads(job: Job, meter: Meter, size_bytes: int) -> Rows:
-    """pread at random aligned places of the large file, no place twice."""
+    """Random aligned places of the large file, no place twice and at most half of them, one thread."""
     descriptors = [os.open(path, os.O_RDONLY) for path in job["large"]]
     try:
         places = [
@@ -178,10 +189,9 @@ def random_reads(job: Job, meter: Meter, size_bytes: int) -> Rows:
             for descriptor in descriptors
             for offset in range(0, os.fstat(descriptor).st_size - size_bytes + 1, size_bytes)
         ]
-        chosen = random.Random(job["seed"]).sample(places, min(job["random_reads"], len(places)))
-        with meter.stretch() as stretch:
-            total = read_places(chosen, size_bytes)
-        return {f"random-{size_bytes >> 10}k": stretch.measured(work=len(chosen), size_bytes=total)}
+        chosen = random.Random(job["seed"]).sample(places, min(job["random_reads"], len(places) // 2))
+        measured = in_threads(meter, [partial(read_places, chosen, size_bytes)], size_bytes)
+        return {f"random-{size_bytes >> 10}k": measured}
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
@@ -205,7 +215,7 @@ def random_kinds(job: Job, meter: Meter) -> Rows:
                 partial(read_places, [(descriptors[index], offset) for offset in chosen[index::threads]], size_bytes)
                 for index in range(threads)
             ]
-            rows[f"random-{size_bytes >> 10}k-{threads}"] = in_threads(meter, shares, len(chosen))
+            rows[f"random-{size_bytes >> 10}k-{threads}"] = in_threads(meter, shares, size_bytes)
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
