@@ -6,6 +6,8 @@ One thread, one poll loop: signals come through a wakeup descriptor, children's 
 agent and gate through their control sockets. It answers no request of the kernel, opens no connection, and imports the
 standard library only: it is the process that must not die. When it does, the kernel kills every part (PDEATHSIG) and
 ends the connection with its last descriptor: callers get errors, and a dead mount stays until the next one there.
+(Except where the gate hangs in a notification at that moment: it holds the device until the connection is aborted, as
+`fusecache umount` does with a mount that does not answer.)
 
 What happens when a part dies (`restart_policy` says how often and when):
   worker  the gate gives its requests to another one; a new process takes its place. While all of them crash-loop, the
@@ -538,6 +540,8 @@ class Supervisor:
             # First: callers shall get their errors at once.
             end_session(self._session, [self._gate, *self._dead_gates], self._signals, self._log)
         end_parts([*self._workers, self._agent], PARTS_END_S, self._signals, self._log, hurry=self._hurry)
+        with contextlib.suppress(OSError):
+            os.unlink(self._spec.agent_socket)
         end_parts([self._embedded], EMBEDDED_END_S, self._signals, self._log, hurry=self._hurry)
 
     # What others are told.

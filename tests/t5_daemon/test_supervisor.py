@@ -158,9 +158,12 @@ def test_umount_ends_everything_with_0(start: Start) -> None:
     mount = start()
     pids = mount.pids()
     assert len(pids) == 5
+    socket_file = mount.folder / "agent.socket"
+    socket_file.touch()
     subprocess.run(["umount", str(mount.mountpoint)], check=True, timeout=WAIT_S)
     assert mount.ended() == 0
     nothing_is_left(mount, pids)
+    assert not socket_file.exists()
     assert mount.events()[-1] == "unmounted"
 
 
