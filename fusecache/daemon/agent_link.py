@@ -66,6 +66,8 @@ class AgentLink:
         self._told: deque[bytes] = deque(maxlen=MAX_TOLD)
         self._wake = trio.Event()
         self.connected = False
+        self._heard = False
+        """Whether the agent said anything over this connection."""
 
     async def ask(self, question: dict[str, Any], budget_s: float) -> dict[str, Any]:
         """The agent's answer, which may be an error. Raises Unavailable after `budget_s`."""
@@ -100,7 +102,7 @@ class AgentLink:
                 await trio.sleep(pause_s)
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
                 continue
-            pause_s = FIRST_PAUSE_S
+            self._heard = False
             try:
                 async with stream:
                     await self._converse(stream)
@@ -110,6 +112,8 @@ class AgentLink:
                 log.warning("the metadata agent was not understood", error=str(group.exceptions[0]))
             finally:
                 self.connected = False
+            # An agent that lets nobody in (too many connections) is not asked two hundred times a second.
+            pause_s = FIRST_PAUSE_S if self._heard else min(2 * pause_s, LONGEST_PAUSE_S)
             await trio.sleep(pause_s)
 
     async def _connect(self) -> trio.SocketStream:
@@ -143,6 +147,7 @@ class AgentLink:
     async def _receive(self, stream: trio.SocketStream) -> None:
         frames = Frames(stream, messages.MAX_FROM_AGENT)
         while (message := await frames.next()) is not None:
+            self._heard = True
             number = messages.number(message, "id")
             del message["id"]
             if "ask" in message:

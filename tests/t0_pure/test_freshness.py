@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusecache.cache.freshness import JITTER, DatasetRule, FolderRule, FreshnessPolicy
+from fusecache.cache.freshness import JITTER, DatasetRule, FolderRule, FreshnessPolicy, jitter_of
 
 POLICY = FreshnessPolicy(
     refresh_s=600,
@@ -79,3 +79,19 @@ def test_stale_time_begins_where_freshness_ends() -> None:
 @pytest.mark.parametrize(("sync_interval_s", "sync_ms"), [(300.0, 300_000), (0.0, 0), (-1.0, -1), (0.5, 500)])
 def test_sync_interval_is_given_as_alluxio_takes_it(sync_interval_s: float, sync_ms: int) -> None:
     assert FreshnessPolicy(sync_interval_s=sync_interval_s).sync_interval_ms == sync_ms
+
+
+@given(st.integers(1, 2**64 - 1), st.floats(0, 1e9))
+def test_jitter_is_the_same_for_all_who_know_the_listing(folder: int, asked_at: float) -> None:
+    jitter = jitter_of(folder, asked_at)
+    assert 0.0 <= jitter < 1.0
+    assert jitter_of(folder, asked_at) == jitter
+
+
+def test_jitter_spreads_over_folders_and_over_listings() -> None:
+    for jitters in (
+        [jitter_of(folder << 24, 1000.5) for folder in range(1, 1001)],
+        [jitter_of(1, 1000.0 + 0.001 * listing) for listing in range(1000)],
+    ):
+        tenths = [sum(tenth / 10 <= jitter < (tenth + 1) / 10 for jitter in jitters) for tenth in range(10)]
+        assert min(tenths) > 50, tenths

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import threading
@@ -123,6 +124,61 @@ def test_merge_tells_mounts_apart_and_keeps_types() -> None:
     assert merged.count("# TYPE fusecache_requests_total counter\n") == 1
     assert merged.count("# TYPE fusecache_request_duration_seconds histogram\n") == 1
     assert merge({"x": merged}, "node").count('node="x"') == merged.count('mount="')
+
+
+def counted(number: int) -> Metrics:
+    """A process that counted something of each kind."""
+    metrics = Metrics()
+    metrics.counter("fusecache_requests_total", op="read").inc(number)
+    metrics.gauge("fusecache_open_files").set(number)
+    metrics.gauge("fusecache_metadata_entries").set(number)
+    for _ in range(number):
+        metrics.histogram("fusecache_request_duration_seconds", op="read").observe(0.5)
+    return metrics
+
+
+def test_dumps_of_several_processes_add_up() -> None:
+    metrics = counted(1)
+    for number in (2, 3):
+        metrics.add(json.loads(json.dumps(counted(number).dump())))
+    values = metrics.snapshot()
+    assert values["fusecache_requests_total{op=read}"] == 6
+    assert values["fusecache_open_files"] == 6
+    assert values["fusecache_metadata_entries"] == 3  # all see the same ones
+    assert values["fusecache_request_duration_seconds_count{op=read}"] == 6
+    assert values["fusecache_request_duration_seconds_sum{op=read}"] == 3.0
+
+
+def test_dump_of_a_process_that_is_gone_adds_no_gauges() -> None:
+    metrics = counted(1)
+    metrics.add(counted(2).dump(), gauges=False)
+    assert metrics.snapshot()["fusecache_requests_total{op=read}"] == 3
+    assert metrics.snapshot()["fusecache_open_files"] == 1
+
+
+@pytest.mark.parametrize(
+    "dump",
+    [
+        None,
+        {},
+        [1],
+        [["fusecache_open_files", []]],
+        [["no_such_metric", [], 1]],
+        [[["fusecache_open_files"], [], 1]],
+        [["fusecache_open_files", {}, 1]],
+        [["fusecache_open_files", ["label"], 1]],
+        [["fusecache_requests_total", [1], 1]],
+        [["fusecache_open_files", [], "1"]],
+        [["fusecache_open_files", [], True]],
+        [["fusecache_open_files", [], [1, 2]]],
+        [["fusecache_open_files", [], float("nan")]],
+        [["fusecache_open_files", [], float("inf")]],
+        [["fusecache_request_duration_seconds", ["read"], [1, 2]]],
+    ],
+)
+def test_what_is_no_dump_is_refused(dump: object) -> None:
+    with pytest.raises(ValueError, match="metric"):
+        Metrics().add(dump)
 
 
 def test_merge_nothing_is_empty() -> None:
