@@ -48,6 +48,7 @@ from fusecache.fs.invalidation import Push
 from fusecache.kernel.gate_link import GateLink
 from fusecache.kernel.process_name import set_process_name
 from fusecache.metrics import Metrics
+from fusecache.rpc.budget import Budget
 
 log = structlog.get_logger(__name__)
 
@@ -57,6 +58,10 @@ UNEXPECTED = 70
 
 MAX_SERVED = 100_000
 """Blocks to be touched that are remembered."""
+
+
+FOLDER_QUESTIONS = 8
+"""Blocks of the sample for which a block worker is asked where they lie; one answer is enough."""
 
 
 class Agent(MountCore):
@@ -88,6 +93,7 @@ class Agent(MountCore):
         self._gate = gate
         self._supervisor = supervisor
         self._why = why
+        self._folder_questions = FOLDER_QUESTIONS
         self._served: dict[int, None] = {}
         self._serving: dict[str, Any] = {}
         self._service = MetadataService(
@@ -219,18 +225,27 @@ class Agent(MountCore):
                     log.info("a folder of the sample can't be listed", error=str(error))
                     continue
                 folders += [entry.inode for entry in entries if entry.folder]
-                sample += [self._sampled(entry) for entry in entries if entry.completed and not entry.folder]
+                files = [entry for entry in entries if entry.completed and not entry.folder]
+                sample += await trio.to_thread.run_sync(self._sampled, files)
         return sample
 
-    def _sampled(self, entry: Entry) -> SampledFile:
-        local = False
-        if entry.block_count == 1:
-            block = Block(block_id_of(entry.inode - 1, 0), entry.length, (), None, 0, 0, False)
-            descriptor = self.client.open_local(block)
-            if descriptor is not None:
-                local = True
-                os.close(descriptor)
-        return SampledFile(entry.length, local)
+    def _sampled(self, files: Sequence[Entry]) -> list[SampledFile]:
+        """In a thread. A local block that is met tells, by a call, where this node's block worker keeps its blocks."""
+        sample = []
+        for entry in files:
+            local = False
+            if entry.block_count == 1 and self.plan.settings.zero_rpc_reads:
+                locations = entry.locations[0] if entry.locations else ()
+                block = Block(block_id_of(entry.inode - 1, 0), entry.length, locations, None, 0, 0, False)
+                descriptor = self.client.open_local(block)
+                if descriptor is None and locations and self._folder_questions:
+                    self._folder_questions -= 1
+                    descriptor = self.client.learn_local(block, Budget(self.clock, open_mode_choice.SAMPLE_S))
+                if descriptor is not None:
+                    local = True
+                    os.close(descriptor)
+            sample.append(SampledFile(entry.length, local))
+        return sample
 
     # ---- what workers ask beside metadata ----
 

@@ -30,7 +30,7 @@ from fusecache.kernel.spec import MountSpec
 
 log = structlog.get_logger(__name__)
 
-SLOTS = 32
+SLOTS = 64
 """Answers of one worker on their way at once, 1 MiB each at most; their pages are made when they are first used."""
 
 

@@ -1,14 +1,15 @@
-"""Which block files the kernel may read by itself, and their way to the gate.
+"""Which block files the kernel, or the gate, may read without asking a worker, and their way to the gate.
 
-A worker that has opened the block file of a one-block file offers its descriptor before it answers the OPEN. What the
-kernel reads from then on nobody here can check, so the version must be confirmed before:
+A worker that has opened the block file of a one-block file offers its descriptor: in `passthrough` mode before it
+answers the OPEN, in `no-open` mode when it has answered a READ from it. What is read from then on nobody here can
+check, so the version must be confirmed before:
 
 * data that never changes is;
 * otherwise Alluxio must have compared the folder with its under storage *after* the block was stored here and still
   have the same id: an unnoticed change before that may be what the block holds.
 
 One comparison confirms all blocks of a folder that were there when it was asked for. It is asked of the agent in the
-background; the OPEN that needed it is an ordinary one, and the next one finds it confirmed.
+background; the request that needed it is an ordinary one, and the next one finds it confirmed.
 
 Registers nothing: the gate checks what it gets and tells the kernel.
 """
@@ -72,13 +73,15 @@ class PassthroughOffers:
         self._not_before: LRUCache[int, float] = LRUCache(MAX_FOLDERS)
         self._wake = trio.Event()
 
-    def offer(self, inode: int, entry: Entry, opened: OpenBlock) -> None:
-        """Send the descriptor if the block's version is confirmed; otherwise have it confirmed for the next time."""
+    def offer(self, inode: int, entry: Entry, opened: OpenBlock) -> bool:
+        """Send the descriptor if the block's version is confirmed; otherwise have it confirmed for the next time.
+
+        False when it was not sent.
+        """
         if not self._is_confirmed(entry.parent, opened.fd):
             self._want(entry.parent)
-            return
-        if not self._sender.offer(inode, opened.fd):
-            log.debug("no offer: the gate is busy, or gone", inode=inode)
+            return False
+        return self._sender.offer(inode, opened.fd)
 
     def close(self) -> None:
         """No more offers."""

@@ -87,10 +87,8 @@ class Worker:
         self._readers = Readers(client, context, settings, metrics=metrics, clock=clock, limiter=limiter)
         self._client = client
         self._capacity = Capacity(0, 0)
-        self._offers = None
-        if flags.open_mode == "passthrough":
-            self._offers = PassthroughOffers(flags.offers_fd, self._tree, clock)
-            stack.callback(self._offers.close)
+        self._offers = PassthroughOffers(flags.offers_fd, self._tree, clock)
+        stack.callback(self._offers.close)
         operations = GatedOperations(
             self._tree,
             self._readers,
@@ -101,11 +99,12 @@ class Worker:
             capacity=lambda: self._capacity,
             on_stale_read=self._tree.heal_stale,
             slots=WorkerSlots(flags.slots_fd),
-            offer=None if self._offers is None else self._offers.offer,
+            offer=self._offers.offer,
             hidden_content=self._hidden_content,
         )
         self._requests_fd = flags.requests_fd
-        self._session = Session(operations, plan.mountpoint, spin_us=settings.spin_us)
+        # The gate spins, where that is asked for: two processes that look for work take it from the application's.
+        self._session = Session(operations, plan.mountpoint, spin_us=0)
 
     async def serve(self) -> None:
         """Until the gate closes the socket."""
@@ -113,8 +112,7 @@ class Worker:
             await nursery.start(self._tree.run)
             await self._tree.start()
             await nursery.start(self._readers.fetcher.run)
-            if self._offers is not None:
-                nursery.start_soon(self._offers.run)
+            nursery.start_soon(self._offers.run)
             nursery.start_soon(self._watch_capacity)
             nursery.start_soon(self._tell_served)
             nursery.start_soon(self._close_client_at_the_end)

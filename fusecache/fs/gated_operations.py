@@ -2,7 +2,8 @@
 
     OPEN      in `passthrough` mode only, and only the first one of an inode that the gate does not know: the handler
               offers the block file that is the whole file, and the gate answers the kernel
-    READ      fh is the inode; the bytes go into a slot of shared memory, and the answer is the slot's token
+    READ      fh is the inode; the bytes go into a slot of shared memory, and the answer is the slot's token. A block
+              file that is the whole file is offered as well: the gate then answers further READs from it by itself
     RELEASE   never comes: readers are kept in order of use (`Readers.keep`)
 
 Everything else is `operations`'. `.fusecache` files have no handle either, so each READ makes their content anew; they
@@ -61,8 +62,8 @@ class ReplySlots(Protocol[_S]):
         ...
 
 
-Offer = Callable[[int, Entry, OpenBlock], None]
-"""Offers a block file as what backs an inode, when its version is confirmed; never waits."""
+Offer = Callable[[int, Entry, OpenBlock], bool]
+"""Offers a block file as what backs an inode, when its version is confirmed; never waits. False: not yet."""
 
 
 class GatedOperations(Operations, Generic[_S]):
@@ -72,11 +73,11 @@ class GatedOperations(Operations, Generic[_S]):
         self,
         *arguments: Any,
         slots: ReplySlots[_S],
-        offer: Offer | None,
+        offer: Offer,
         hidden_content: Callable[[bytes], Awaitable[bytes]],
         **keywords: Any,
     ) -> None:
-        """As `Operations`; `offer` None = the kernel never reads files itself."""
+        """As `Operations`; `hidden_content` gives the content of a `.fusecache` file by name."""
         super().__init__(*arguments, **keywords)
         self._slots = slots
         self._offer = offer
@@ -95,9 +96,7 @@ class GatedOperations(Operations, Generic[_S]):
         entry = await self._entry(inode)
         if entry.folder:
             raise FUSEError(errno.EISDIR)
-        reader = self._readers.keep(entry)
-        if self._offer is not None and (opened := reader.whole_file()) is not None:
-            self._offer(inode, entry, opened)
+        self._offer_file(self._readers.keep(entry))
         return FileInfo(fh=FileHandleT(inode), keep_cache=True)
 
     @served
@@ -112,6 +111,8 @@ class GatedOperations(Operations, Generic[_S]):
         self._readers.buffer = slot.view
         data = reader.hot_read(off, size)
         if data is not None:
+            if not reader.offered:
+                self._offer_file(reader)
             return self._slots.token(slot, len(data))
         self._slots.give_back(slot)  # the bytes may be long in coming
         try:
@@ -122,6 +123,14 @@ class GatedOperations(Operations, Generic[_S]):
                 raise StaleId(f"file id {fh - 1} was replaced") from error
             raise
         return self._answer(found, size)
+
+    def _offer_file(self, reader: FileReader) -> None:
+        """Offer the reader's file, if it may be offered; `offered` then says that there is nothing left to do."""
+        opened = reader.whole_file()
+        if opened is not None:
+            reader.offered = self._offer(reader.entry.inode, reader.entry, opened)
+        elif reader.entry.block_count != 1 or reader.has_linked_block():
+            reader.offered = True
 
     async def _reader_of(self, inode: int) -> FileReader:
         """The reader of a file that the kernel reads without an OPEN."""

@@ -71,7 +71,17 @@ class FileReader:
     """One version of one file that is open."""
 
     __slots__ = (
-        "_blocks", "_fetched", "_learned", "_readers", "_refused", "_single", "_stale", "_whole", "entry", "opens",
+        "_blocks",
+        "_fetched",
+        "_learned",
+        "_readers",
+        "_refused",
+        "_single",
+        "_stale",
+        "_whole",
+        "entry",
+        "offered",
+        "opens",
         "reads",
     )  # fmt: skip
 
@@ -81,6 +91,8 @@ class FileReader:
         self.opens = 0
         self.reads = 0
         """Reads that wait for bytes now."""
+        self.offered = False
+        """Whoever may read the file without asking here knows it (or never will); kept for `fs.gated_operations`."""
         self._blocks: dict[int, OpenBlock] = {}
         self._single: OpenBlock | None = None
         """The block file of a file of one block."""
@@ -146,6 +158,11 @@ class FileReader:
             return None
         self._readers.served(opened.block_id)
         return opened
+
+    def has_linked_block(self) -> bool:
+        """Whether the file's only block is on this node, and has another name that may be written to."""
+        opened = self._local_file(0) if self.entry.block_count == 1 else None
+        return opened is not None and opened.written_ns is not None
 
     def local_bytes(self) -> int:
         """Bytes of the file that this node can serve from local block files now."""
