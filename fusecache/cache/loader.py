@@ -21,7 +21,8 @@ import trio
 from fusecache.alluxio.model import FileStatus
 from fusecache.cache import listing
 from fusecache.cache.freshness import RETRY_S
-from fusecache.cache.known import ROOT, Folder, Known
+from fusecache.cache.hot_entries import Folder
+from fusecache.cache.known import ROOT, Known
 from fusecache.cache.listing import Committed, Intake, ListingLost
 from fusecache.cache.listing_diff import Change, Diff, same_attributes
 from fusecache.cache.pusher import Delivery, Pusher

@@ -25,7 +25,8 @@ import structlog
 
 from fusecache.cache.board import BoardReader, folder_mark, inode_mark, name_mark
 from fusecache.cache.freshness import FreshnessPolicy
-from fusecache.cache.known import MAX_DEPTH, ROOT, Folder, Known, Listing
+from fusecache.cache.hot_entries import Folder
+from fusecache.cache.known import MAX_DEPTH, ROOT, Known, Listing
 from fusecache.cache.overlay import MAX_ENTRIES
 from fusecache.cache.read_only_store import ReadOnlyStore
 from fusecache.cache.record import Entry

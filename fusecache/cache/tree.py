@@ -32,7 +32,8 @@ import trio
 from fusecache.cache import listing
 from fusecache.cache.board import BoardWriter
 from fusecache.cache.freshness import INCOMPLETE_ASK_S, NO_ANSWER_S, PATIENT_ENTRIES, FreshnessPolicy
-from fusecache.cache.known import ROOT, Folder, Known
+from fusecache.cache.hot_entries import Folder
+from fusecache.cache.known import ROOT, Known
 from fusecache.cache.listing_diff import Change, Diff
 from fusecache.cache.loader import GetStatus, ListFolder, Loader, sweep_all
 from fusecache.cache.pusher import Pusher

@@ -6,15 +6,18 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import lmdb
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from fusecache.cache.freshness import DatasetRule, FreshnessPolicy
+from fusecache.cache.transaction import Transaction
 from fusecache.cache.tree import ROOT
 from fusecache.errors import FusecacheError, NotFound, PermissionDenied, StaleId, Unavailable
+from tests.support.log_noise import Declare
 from tests.t2_cache.alluxio_model import AlluxioModel
-from tests.t3_operations.remote_rig import REFRESH_S, shared_mount
+from tests.t3_operations.remote_rig import REFRESH_S, SameProcessStore, shared_mount
 
 FILES = 11
 
@@ -424,6 +427,62 @@ async def test_store_that_was_emptied_shows_nothing_old(
             again = await worker.walk(b"/d/f03")
             assert again.length == 77
             assert len(await worker.list_all(folder.inode)) == len(before)
+
+
+async def test_worker_that_can_not_read_the_store_asks_for_everything_and_tries_again(
+    tmp_path: Path,
+    mock_clock: MockClock,
+    model: AlluxioModel,
+    monkeypatch: pytest.MonkeyPatch,
+    expected_logs: Declare,
+) -> None:
+    expected_logs("the metadata store can't be read; the agent is asked instead")
+    with shared_mount(tmp_path, model, mock_clock) as mount:
+        async with mount.living_agent() as agent:
+            await agent.tree.children(ROOT, 0, 10)
+            await agent.tree.children((await agent.tree.lookup(ROOT, b"d")).inode, 0, 10)
+
+            def refused(store: SameProcessStore, path: Path, map_bytes: int) -> lmdb.Environment:
+                raise lmdb.ReadersFullError("no slot")
+
+            with monkeypatch.context() as patch:
+                patch.setattr(SameProcessStore, "_open", refused)
+                async with mount.worker() as worker:
+                    found = await worker.walk(b"/d/f03")
+                    assert found.length == 3
+                    assert worker.tree.hot(found.inode) is None
+                    assert len(await worker.list_all(found.parent)) == FILES
+                    with pytest.raises(NotFound):
+                        await worker.tree.lookup(found.parent, b"missing")
+                    # The folders above came with the answer.
+                    assert worker.tree.path(found.inode) == b"/d/f03"
+                    assert worker.tree.ufs_path(found.inode) == b"s3://bucket/d/f03"
+                    assert not worker.tree.superseded(found.inode)
+                    patch.undo()
+                    mock_clock.jump(1.1)
+                    assert worker.tree.hot(found.inode) == found
+
+
+async def test_store_that_stops_being_readable_is_asked_for_instead(
+    tmp_path: Path, mock_clock: MockClock, model: AlluxioModel, expected_logs: Declare
+) -> None:
+    expected_logs("the metadata store can't be read; the agent is asked instead", count=1)
+    with shared_mount(tmp_path, model, mock_clock) as mount:
+        async with mount.living_agent(), mount.worker() as worker:
+            folder = await worker.walk(b"/d")
+            await worker.list_all(ROOT)
+            await worker.list_all(folder.inode)
+            assert worker.tree.hot_child(folder.inode, b"f03") is not None
+
+            def torn() -> Transaction:
+                raise lmdb.CorruptedError("page")
+
+            worker.tree._known._shared.read = torn
+            assert worker.tree.hot_child(folder.inode, b"f04") is None
+            assert (await worker.tree.lookup(folder.inode, b"f04")).length == 4
+            assert len(await worker.list_all(folder.inode)) == FILES
+            mock_clock.jump(1.1)
+            assert worker.tree.hot_child(folder.inode, b"f04") is not None
 
 
 # ---- messages besides look-ups ----
