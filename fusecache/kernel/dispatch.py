@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import os
 import select
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, Final
@@ -72,6 +73,8 @@ class Dispatch:
         """Workers die as fast as they start: EIO at once instead of waiting."""
         self.counts = {"worker_deaths": 0, "workers_broken": 0, "answers_unasked": 0, "given_twice": 0}
         self.slot_bytes = 0
+        self._waiters: list[threading.Event] = []
+        """Of other threads that wait for an answer."""
         self._buffer = bytearray(wire.MOST_ANSWER_BYTES + 1)
         self._buffers = [self._buffer]
         self._view = memoryview(self._buffer)
@@ -170,6 +173,8 @@ class Dispatch:
             self._break(worker, str(exc), now_s)
         except (wire.BadMessage, InitError) as exc:
             self._break(worker, str(exc), now_s)
+        for waiter in self._waiters:
+            waiter.set()
         if self.in_flight.waiting_reads or self.in_flight.waiting_others:
             self._give_waiting(now_s)
 
@@ -243,11 +248,29 @@ class Dispatch:
         else:
             self._give_waiting(now_s)
 
+    def wait_answered(self, opcodes: frozenset[int], inode: int, most_s: float) -> None:
+        """Wait until what is in flight now for an inode is answered, at most so long. Not in the loop's thread."""
+        awaited = self.in_flight.unanswered(opcodes, inode)
+        if not awaited:
+            return
+        end_s = time.monotonic() + most_s
+        something_answered = threading.Event()
+        self._waiters.append(something_answered)
+        try:
+            while not all(request.answered for request in awaited):
+                if not something_answered.wait(end_s - time.monotonic()):
+                    return
+                something_answered.clear()
+        finally:
+            self._waiters.remove(something_answered)
+
     def fail_waiting(self) -> None:
         """Answer everything that waits for a worker with EIO."""
         for queue in (self.in_flight.waiting_reads, self.in_flight.waiting_others):
             while queue:
-                self._answers.write_error(queue.popleft().unique, errno.EIO)
+                request = queue.popleft()
+                request.answered = True
+                self._answers.write_error(request.unique, errno.EIO)
 
     def is_drained(self) -> bool:
         """Nobody owes anything, nothing waits."""

@@ -63,6 +63,8 @@ MOST_EVENTS: Final = 32
 LOOK_AGAIN_S: Final = 0.020
 """While something waits for credits or an answer: credits come back without a message when a worker empties its
 socket."""
+NOTIFICATION_WAIT_S: Final = 10.0
+"""A notification waits so long at most for what is in flight, before the kernel is made to wait for it."""
 STOP_S: Final = 10.0
 MOST_CONTROL_BYTES: Final = 1 << 16
 
@@ -106,6 +108,7 @@ class Gate:
             self._opens = Opens(table, Backing(registry or Registry(device), self._learned))
         else:
             self._direct_reads = DirectReads(self._learned)
+        self._notification_wait_s = float(settings.get("notification_wait_s", NOTIFICATION_WAIT_S))
         self._spin = Spin(int(settings.get("spin_us", 0)))
 
         self._stop_at_s: float | None = None
@@ -129,7 +132,7 @@ class Gate:
             self._log,
         )
         room = StoreRoom(time.monotonic) if "store" in settings.get("features", ("store",)) else None
-        self._notifications = Notifications(device, self.status, self._learned, room, self._log)
+        self._notifications = Notifications(device, self.status, self._learned, room, self._wait_answered, self._log)
         self._reads_device = False
         if self._initialised:
             self._start_reading()
@@ -210,6 +213,10 @@ class Gate:
     def _start_reading(self) -> None:
         self._reads_device = True
         self._epoll.register(self._device, select.EPOLLIN)
+
+    def _wait_answered(self, opcodes: frozenset[int], inode: int) -> None:
+        """Called in the notifying thread."""
+        self._dispatch.wait_answered(opcodes, inode, self._notification_wait_s)
 
     def _take_init_answer(self, answer: bytes) -> None:
         """The first worker's answer to INIT goes to the kernel; those of later ones are dropped."""

@@ -224,6 +224,18 @@ class InFlight:
         """For how long a worker has left its socket unread; 0 while it takes what it is given."""
         return now_s - load.awake_at_s if load.owed and self._has_unread(load) else 0.0
 
+    def unanswered(self, opcodes: frozenset[int], inode: int) -> list[Request]:
+        """Requests for an inode that wait or are owed. Any thread (each copy of a collection is one step)."""
+        loads = list(self.loads.values())
+        requests = [*self.waiting_reads.copy(), *self.waiting_others.copy()]
+        for load in loads:
+            requests.extend(list(load.owed.values()))
+        return [
+            request
+            for request in requests
+            if request.inode == inode and request.opcode in opcodes and not request.answered
+        ]
+
     @property
     def is_busy(self) -> bool:
         """Something waits, or is owed."""

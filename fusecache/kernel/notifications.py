@@ -2,7 +2,9 @@
 
 A notification blocks in write(2) for as long as a READ of that inode or a LOOKUP in that folder is in flight, and that
 one is answered by the gate's loop, so it is never written there. One thread receives and answers what needs no
-kernel; a second one writes the notifications, one after the other.
+kernel; a second one writes the notifications, one after the other. It waits for what is in flight before it writes: a
+thread that hangs in the kernel can't be killed, and keeps the connection, with everybody who waits for it, when all
+processes are killed at that moment.
 
 Of the gate's loop they touch nothing but counters and what is made for any thread in `kernel.learned`.
 """
@@ -29,6 +31,8 @@ from fusecache.kernel.store_room import StoreRoom
 MOST_QUEUED: Final = 256
 """Notifications that wait; the agent's next message is then not received (its calls take longer)."""
 
+_READS: Final = frozenset((wire.READ,))
+_IN_FOLDER: Final = frozenset((wire.LOOKUP, wire.READDIR, wire.READDIRPLUS))
 END_S: Final = 1.0
 
 
@@ -41,6 +45,7 @@ class Notifications:
         status: Callable[[], dict[str, Any]],
         learned: LearnedFiles,
         room: StoreRoom | None,
+        wait_answered: Callable[[frozenset[int], int], None],
         log: Log,
     ) -> None:
         """`status` is called in the receiving thread; of `learned` only what any thread may call.
@@ -48,6 +53,7 @@ class Notifications:
         `room`: whether there is memory for pages; None: pages are not pushed (the feature is masked or missing).
         """
         self._room = room
+        self._wait_answered = wait_answered
         self._device = device
         self._status = status
         self._learned = learned
@@ -127,6 +133,10 @@ class Notifications:
             return errno.ENOSPC
         else:
             parts = [wire.store_header(request.inode, request.offset, len(request.payload)), request.payload]
+        if request.kind == gate_link.INVALIDATE_ENTRY:
+            self._wait_answered(_IN_FOLDER, request.inode)
+        elif request.offset >= 0:
+            self._wait_answered(_READS, request.inode)
         try:
             os.writev(self._device, parts)
         except OSError as exc:

@@ -784,12 +784,15 @@ def test_an_invalidated_file_is_a_worker_s_again(start: Start, block: Path) -> N
     # The worker has looked the version up before the invalidation, and offers it after.
     system.read(12, 100, inode=50)
     assert worker.take()[:2] == (wire.READ, 12)
-    link.invalidate_inode(50)
-    system.kernel.recv(4096)
+    thread = threading.Thread(target=link.invalidate_inode, args=(50,))
+    thread.start()
+    wait_until(lambda: bool(system.gate._dispatch._waiters))
     with block.open("rb") as file:
         assert worker.offers.offer(50, file.fileno())
     worker.answer_read(12, b"old")
     assert system.answered() == (0, 12, b"old")
+    system.kernel.recv(4096)
+    thread.join(WAIT_S)
     system.read(13, 100, inode=50)
     assert worker.take()[:2] == (wire.READ, 13)
     assert system.status()["refusals"] == {"superseded": 1}
@@ -845,6 +848,40 @@ def test_pages_are_refused_without_the_feature_and_without_memory(start: Start) 
     link = full.link()
     assert refusal_of_store(link) == errno.ENOSPC
     assert full.status()["notifications"] == {"pushes_refused": 1}
+    link.close()
+
+
+def test_a_notification_waits_for_what_is_in_flight_outside_the_kernel(start: Start) -> None:
+    system = start()
+    worker = system.first_worker()
+    link = system.link()
+    system.read(10, 10, inode=7)
+    system.ask(wire.LOOKUP, 11, inode=1, body=b"name\0")
+    assert [worker.take()[1] for _ in range(2)] == [10, 11]
+    # Another inode, another folder, and attributes alone wait for nothing.
+    link.invalidate_inode(8)
+    assert system.kernel.recv(4096) == wire.inval_inode(8, 0, 0)
+    link.invalidate_entry(2, b"name")
+    assert system.kernel.recv(4096) == wire.inval_entry(2, b"name")
+    link.invalidate_inode(7, attr_only=True)
+    assert system.kernel.recv(4096) == wire.inval_inode(7, -1, 0)
+    thread = threading.Thread(target=link.invalidate_inode, args=(7,))
+    thread.start()
+    wait_until(lambda: bool(system.gate._dispatch._waiters))
+    assert not select.select([system.kernel], [], [], 0)[0]
+    system.read(12, 10, inode=7)  # taken later: not waited for
+    assert worker.take()[1] == 12
+    worker.answer_read(10, b"x")
+    assert system.answered() == (0, 10, b"x")
+    assert system.kernel.recv(4096) == wire.inval_inode(7, 0, 0)
+    thread.join(WAIT_S)
+    thread = threading.Thread(target=link.invalidate_entry, args=(1, b"name"))
+    thread.start()
+    wait_until(lambda: bool(system.gate._dispatch._waiters))
+    worker.answer(11, error=errno.ENOENT)
+    assert system.answered() == (errno.ENOENT, 11, b"")
+    assert system.kernel.recv(4096) == wire.inval_entry(1, b"name")
+    thread.join(WAIT_S)
     link.close()
 
 
