@@ -75,7 +75,7 @@ def become_supervisor(
         ),
         plan_fd=_plan_memfd(plan),
         # Only the first agent gets it, and announces: one that is started again has nobody who waits.
-        ready_fd=ready_fd if ready_fd is not None else os.open(os.devnull, os.O_WRONLY),
+        ready_fd=ready_fd if ready_fd is not None else _nobody_waits(),
         agent_socket=str(control.with_name("private") / "agent.sock"),
         embedded_pid=None if embedded is None else embedded.keep_over_exec(),
         mount_lock=str(mount_lock(settings.runtime_dir, plan.mountpoint)),
@@ -93,6 +93,14 @@ def become_supervisor(
     environment = {**os.environ, "PYTHONPATH": python_path()}
     command = [*library_free, "fusecache.kernel.supervisor", "--spec-fd", str(spec.to_memfd())]
     os.execve(sys.executable, command, environment)
+
+
+def _nobody_waits() -> int:
+    """A descriptor to announce to when nobody listens. It must outlive the exec: the supervisor would otherwise close
+    whatever had got its number by then (it was the table of open inodes, which the next gate then lacked)."""
+    descriptor = os.open(os.devnull, os.O_WRONLY)
+    os.set_inheritable(descriptor, True)
+    return descriptor
 
 
 def _plan_memfd(plan: MountPlan) -> int:
