@@ -190,6 +190,8 @@ class Gate:
                 self._dispatch.look_around(now_s)
                 if self._opens is not None:
                     self._opens.look_around(now_s)
+                elif self._learned.has_forgotten:
+                    self._learned.forgotten()
                 if self._stop_at_s is not None and (now_s >= self._stop_at_s or self._dispatch.is_drained()):
                     return
 
