@@ -6,8 +6,9 @@ space is held by nobody. Never waits for a disk (RWF_NOWAIT): what is not in mem
 a worker, and so is everything of inodes that no worker has offered a file for (`kernel.learned`). Opening may wait for
 the file's inode on the disk when that is not in memory: milliseconds, and its pages are not there either.
 
-Measured on a busy 2-core machine against a worker that answers from the page cache: 4 KiB in 22 us instead of 79 (18 us
-of the gate's CPU instead of 27, and 46 of the worker's), 128 KiB in 55 us instead of 119, 1 MiB in 385 us instead of 555.
+Measured on a busy 2-core machine, against a worker that answers from the page cache: 4 KiB in 22 us instead of 79
+(18 us of the gate's CPU instead of 27, and none of the worker's 46), 128 KiB in 55 us instead of 119, 1 MiB in 385 us
+instead of 555.
 """
 
 from __future__ import annotations
