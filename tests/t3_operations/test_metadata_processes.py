@@ -158,7 +158,7 @@ async def test_agents_are_killed_one_after_the_other_and_no_request_fails(tmp_pa
 
     try:
         async with worker(tmp_path, board_fd) as tree:
-            for life in range(3):
+            for life in range(2):
                 with agent_process(tmp_path, board_fd) as agent:
                     async with trio.open_nursery() as nursery:
                         before = len(answered)
@@ -175,7 +175,7 @@ async def test_agents_are_killed_one_after_the_other_and_no_request_fails(tmp_pa
             assert await tree.children(ROOT, 0, 10) != []
     finally:
         os.close(board_fd)
-    assert len(answered) == 6 * FILES
+    assert len(answered) == 4 * FILES
 
 
 async def test_reader_slot_of_a_killed_worker_is_freed_by_the_agent(tmp_path: Path, mock_clock: MockClock) -> None:
