@@ -80,7 +80,7 @@ class Settings(FrozenModel):
     """Tuning and behaviour of one mount."""
 
     open_mode: Literal["auto", "no-open", "passthrough", "classic"] = Field(
-        default="classic",
+        default="auto",
         description="How the kernel is served. `no-open`: files are opened without asking the daemon; best for many "
         "small files. `passthrough`: the kernel reads local block files itself; best for large ones (Linux 6.9). "
         "`classic`: one process under fusermount3, no privileges. `auto`: what the kernel and the process's rights "

@@ -39,7 +39,7 @@ def choose(plan: MountPlan) -> tuple[Features, Decision]:
     settings = plan.settings
     features = probe(parse_mask(settings.kernel_features))
     decision = decide_open_mode(features, settings.open_mode)
-    log.info("open_mode", open_mode=decision.open_mode, why=decision.why)
+    log.debug("open_mode", open_mode=decision.open_mode, why=decision.why)
     return features, decision
 
 
