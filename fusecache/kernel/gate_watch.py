@@ -22,8 +22,9 @@ class GateWatch:
         self._next_at_s = 0.0
 
     def started(self) -> None:
-        """Another gate: what was asked of the last one does not count."""
+        """Another gate: what was asked of the last one does not count, and it is asked at once."""
         self._asked_at_s = None
+        self._next_at_s = 0.0
 
     def answered(self) -> None:
         """It said something."""

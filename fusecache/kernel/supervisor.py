@@ -314,7 +314,7 @@ class Supervisor:
         ):
             return
         self._gate_watch.started()
-        self._timers.after("gate", LOOK_S, self._look_at_gate)
+        self._look_at_gate()  # its answer says that it is ready
         if self._agent.gate_link is not None:
             self._gate.send({"kind": "agent"}, (self._agent.gate_link.fileno(),))
         if self._workers_failing:

@@ -33,9 +33,11 @@ def test_silence_counts_from_the_question() -> None:
     assert watch.look(3700.0) == "ask"
 
 
-def test_another_gate_is_not_blamed_for_the_last_one() -> None:
+def test_another_gate_is_not_blamed_for_the_last_one_and_asked_at_once() -> None:
     watch = GateWatch(3.0)
     assert watch.look(100.0) == "ask"
+    watch.started()
+    assert watch.look(100.1) == "ask"
     watch.started()
     assert watch.look(110.0) == "ask"
 
