@@ -132,7 +132,12 @@ METRICS: tuple[MetricSpec, ...] = (
         (),
         "Requests answered EIO because three workers died with them.",
     ),
-    MetricSpec("fusecache_gate_read_bytes_total", "counter", (), "File bytes that passed through the gate."),
+    MetricSpec(
+        "fusecache_gate_read_bytes_total",
+        "counter",
+        ("source",),
+        "File bytes that the gate gave to the kernel: from a worker, or read from a block file by itself.",
+    ),
     MetricSpec(
         "fusecache_gate_spin_seconds_total", "counter", (), "Processor time spent looking for the next request."
     ),

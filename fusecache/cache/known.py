@@ -108,6 +108,8 @@ class Known:
             if hot.generation == folder.generation and folder.fresh_until > now:
                 folder.last_used = now
                 self.hits.value += 1
+                if hot.entry.folder:
+                    self.use_listing(hot.entry.inode, now)
                 return hot.entry
         return self._load_child(parent, name, now)
 
@@ -122,6 +124,8 @@ class Known:
             if hot.generation == folder.generation and folder.fresh_until > now:
                 folder.last_used = now
                 self.hits.value += 1
+                if hot.entry.folder:
+                    self.use_listing(hot.entry.inode, now)
                 return hot.entry
         return self._load_inode(inode, now)
 
@@ -167,10 +171,13 @@ class Known:
             folder.last_used = now
             self.hits.value += 1
             self._hot.add(Hot(entry, folder, folder.generation))
+            if entry.folder:
+                self.use_listing(entry.inode, now)
         return entry
 
     def _load_inode(self, inode: int, now: float) -> Entry | None:
         if inode == ROOT:
+            self.use_listing(ROOT, now)
             rule = self.policy.rule_for(self.root_path)
             return self.root if now < self.policy.fresh_until(rule, self.root_asked_at, 0.0) else None
         if self._better_known(inode):
@@ -185,7 +192,19 @@ class Known:
         folder.last_used = now
         self.hits.value += 1
         self._hot.add(Hot(entry, folder, folder.generation))
+        if entry.folder:
+            self.use_listing(inode, now)
         return entry
+
+    def use_listing(self, inode: int, now: float) -> None:
+        """A folder's own attributes were asked for, at `now`: its listing counts as used.
+
+        Where the kernel keeps listings, that is all that is heard of one: it looks at the attributes again once they
+        have expired, and goes on showing what it has. Without this such a listing would never be made again.
+        """
+        folder = self._folders.get(inode)
+        if folder is not None:
+            folder.last_used = now
 
     def _better_known(self, inode: int) -> bool:
         """Whether the store's entry of an inode may be outdone by one in memory."""
@@ -420,10 +439,16 @@ class Known:
         self.announce()
 
     def use(self, inode: int) -> None:
-        """Another process answered from a folder: it is in use."""
+        """Another process answered from a folder, or the kernel shows what it keeps of it: it is in use.
+
+        That may be heard after the folder was let go: it is listed again then, because nobody would come and wait for
+        that where the kernel answers.
+        """
         folder = self.current_folder(inode)
         if folder is not None:
             folder.last_used = self.now()
+            if folder.state is not None and inode not in self.agenda:
+                self._plan(folder)
 
     def next_to_refresh(self, now: float) -> Folder | None:
         """A folder that is in use and about to be due; folders that nobody used since are let go."""

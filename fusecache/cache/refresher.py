@@ -46,6 +46,9 @@ class Agenda:
     def __len__(self) -> int:
         return len(self._times)
 
+    def __contains__(self, folder: int) -> bool:
+        return folder in self._times
+
     def set(self, folder: int, at: float) -> None:
         """List `folder` again at `at`."""
         self._times[folder] = at

@@ -192,6 +192,8 @@ class MetadataTree:
             raise StaleId(f"inode {inode} is not known (any more)")
         folder = self._known.folder(entry.parent)
         folder.last_used = self._now()
+        if entry.folder:
+            self._known.use(inode)
         if self._known.overlay.get(inode) is None:
             if self._too_large_to_wait_for(folder):
                 try:

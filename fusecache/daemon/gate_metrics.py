@@ -24,10 +24,14 @@ def record(metrics: Metrics, gate: Mapping[str, Any], parts: Iterable[Mapping[st
         metrics.counter("fusecache_gate_opens_total", how=how).value = count
     for reason, count in gate.get("refusals", {}).items():
         metrics.counter("fusecache_gate_passthrough_refused_total", reason=reason).value = count
+    if "bytes_by_slots" in gate:
+        read = metrics.counter("fusecache_gate_read_bytes_total", source="worker")
+        read.value = gate["bytes_by_slots"]
+        direct = metrics.counter("fusecache_gate_read_bytes_total", source="block_file")
+        direct.value = gate.get("direct_reads", {}).get("bytes", 0)
     for row, key in (
         ("fusecache_gate_redelivered_total", "redelivered"),
         ("fusecache_gate_poisoned_total", "poisoned"),
-        ("fusecache_gate_read_bytes_total", "bytes_by_slots"),
         ("fusecache_gate_spin_seconds_total", "spin_seconds"),
     ):
         if key in gate:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import pickle
 import sys
+from pathlib import Path
 from typing import NoReturn
 
 import structlog
@@ -76,7 +77,7 @@ def become_supervisor(
         plan_fd=_plan_memfd(plan),
         # Only the first agent gets it, and announces: one that is started again has nobody who waits.
         ready_fd=ready_fd if ready_fd is not None else _nobody_waits(),
-        agent_socket=str(control.with_name("private") / "agent.sock"),
+        agent_socket=str(_agent_socket(control.with_name("private"))),
         embedded_pid=None if embedded is None else embedded.keep_over_exec(),
         mount_lock=str(mount_lock(settings.runtime_dir, plan.mountpoint)),
         read_ahead_bytes=settings.read_ahead_bytes,
@@ -92,6 +93,7 @@ def become_supervisor(
     sys.stderr.flush()
     environment = {**os.environ, "PYTHONPATH": python_path()}
     command = [*library_free, "fusecache.kernel.supervisor", "--spec-fd", str(spec.to_memfd())]
+    command += ["--", plan.source, str(plan.mountpoint)]
     os.execve(sys.executable, command, environment)
 
 
@@ -101,6 +103,15 @@ def _nobody_waits() -> int:
     descriptor = os.open(os.devnull, os.O_WRONLY)
     os.set_inheritable(descriptor, True)
     return descriptor
+
+
+def _agent_socket(folder: Path) -> Path:
+    """Of this process alone: the agent of a second start, which is refused only when it would mount, must not take the
+    first one's workers. Sockets of processes that are gone are removed."""
+    for left in folder.glob("agent-*.sock"):
+        if not Path("/proc", left.stem.partition("-")[2]).exists():
+            left.unlink(missing_ok=True)
+    return folder / f"agent-{os.getpid()}.sock"
 
 
 def _plan_memfd(plan: MountPlan) -> int:

@@ -23,6 +23,8 @@ _PR_SET_PDEATHSIG: Final = 1
 _NOT_STARTED: Final = 127
 """Exit code of a child whose program can't be executed, as a shell's."""
 
+_SIGNALS: Final = (signal.SIGPIPE, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
+
 _libc = ctypes.CDLL(None)
 
 
@@ -89,7 +91,13 @@ class Part:
 def spawn(argv: Sequence[str], descriptors: Sequence[int], environment: Mapping[str, str]) -> int:
     """Fork and execute; the pid. `descriptors` keep their numbers in the child."""
     parent = os.getpid()
-    pid = os.fork()
+    # Held back until the child has its own handlers: one that came before would be taken for the supervisor's, and lost.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        pid = os.fork()
+    finally:
+        if os.getpid() == parent:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
     if pid:
         return pid
     # The child: nothing here may return or raise into the supervisor's own code.
@@ -99,7 +107,7 @@ def spawn(argv: Sequence[str], descriptors: Sequence[int], environment: Mapping[
             os._exit(_NOT_STARTED)  # it ended before the line above
         signal.set_wakeup_fd(-1)  # a signal of this process is none of the supervisor's
         os.setsid()
-        for number in (signal.SIGPIPE, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+        for number in _SIGNALS:
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         _keep_only(descriptors)

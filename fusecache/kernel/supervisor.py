@@ -561,6 +561,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run the mount whose specification is in the memfd `--spec-fd`; the exit code."""
     parser = argparse.ArgumentParser(prog="fusecache.kernel.supervisor")
     parser.add_argument("--spec-fd", type=int, required=True)
+    parser.add_argument("shown", nargs="*", help="source and mount point, for whoever lists processes")
     faulthandler.register(signal.SIGUSR1)
     try:
         spec = MountSpec.from_descriptor(parser.parse_args(arguments).spec_fd)

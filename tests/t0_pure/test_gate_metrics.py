@@ -13,6 +13,7 @@ GATE = {
     "redelivered": 5,
     "poisoned": 1,
     "bytes_by_slots": 4096,
+    "direct_reads": {"reads": 2, "bytes": 8192},
     "spin_seconds": 0.5,
     "waiting": 2,
 }
@@ -30,7 +31,8 @@ def test_gate_metrics_every_number_has_its_row() -> None:
         "fusecache_gate_passthrough_refused_total{reason=not exactly one name}": 1,
         "fusecache_gate_redelivered_total": 5,
         "fusecache_gate_poisoned_total": 1,
-        "fusecache_gate_read_bytes_total": 4096,
+        "fusecache_gate_read_bytes_total{source=worker}": 4096,
+        "fusecache_gate_read_bytes_total{source=block_file}": 8192,
         "fusecache_gate_spin_seconds_total": 0.5,
         "fusecache_gate_waiting_requests": 2,
         "fusecache_part_restarts_total{part=worker 0}": 3,
