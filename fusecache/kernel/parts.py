@@ -91,7 +91,7 @@ class Part:
 def spawn(argv: Sequence[str], descriptors: Sequence[int], environment: Mapping[str, str]) -> int:
     """Fork and execute; the pid. `descriptors` keep their numbers in the child."""
     parent = os.getpid()
-    # Held back until the child has its own handlers: one that came before would be taken for the supervisor's, and lost.
+    # Held back until the child has its own handlers: one that came before would be the supervisor's, and lost.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
         pid = os.fork()

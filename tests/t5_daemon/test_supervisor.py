@@ -321,6 +321,10 @@ def test_sigkill_of_the_gate_without_resend_is_an_error_and_then_goes_on(
     assert mount.read("file").stdout == CONTENT
 
 
+AT_ONCE = {"notification_wait_s": 0}
+"""Notifications are written while requests are in flight; without it the gate waits, and hardly ever hangs in one."""
+
+
 def hanging_notification(mount: Supervised) -> subprocess.Popen[bytes]:
     """A read of `slow` that a worker holds, and a thread of the gate that waits for it in the kernel."""
     reading = slow_read(mount)
@@ -347,7 +351,7 @@ def test_sigkill_of_a_gate_that_waits_in_the_kernel_is_seen_and_mended(
     if not FEATURES.usable("resend"):
         pytest.skip(FEATURES["resend"].why)
     expected_logs("the gate ended; requests in flight are put back", count=1)
-    mount = start()
+    mount = start(gate_settings=AT_ONCE)
     reading = hanging_notification(mount)
     pid = mount.parts()["gate"]["pid"]
     os.kill(pid, signal.SIGKILL)
@@ -364,7 +368,7 @@ def test_sigkill_of_a_gate_that_waits_in_the_kernel_without_resend_ends_the_moun
     start: Start, expected_logs: Callable[..., None]
 ) -> None:
     """Nobody can answer what it had read, so the connection is aborted: callers get errors, none waits for ever."""
-    mount = start(features=masked_features("resend"), masked_features=("resend",))
+    mount = start(features=masked_features("resend"), masked_features=("resend",), gate_settings=AT_ONCE)
     pids = mount.pids()
     reading = hanging_notification(mount)
     os.kill(mount.parts()["gate"]["pid"], signal.SIGKILL)
@@ -381,7 +385,7 @@ def test_sigterm_while_a_notification_waits_in_the_kernel_ends_with_0(
     """The grace passes, then the connection is aborted: the detached mount could not be reached by its name."""
     expected_logs("the mount is busy: detached", count=1)
     expected_logs("requests in flight did not finish in time", count=1)
-    mount = start(grace_s=1)
+    mount = start(grace_s=1, gate_settings=AT_ONCE)
     pids = mount.pids()
     reading = hanging_notification(mount)
     os.kill(mount.pid, signal.SIGTERM)
