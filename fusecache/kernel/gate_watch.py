@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import Final, Literal
 
 QUESTIONS: Final = 6
+START_S: Final = 30.0
+"""A gate that has not said anything yet is still starting, which takes 0.2 s, and seconds on a machine that is busy."""
 
 Verdict = Literal["wait", "ask", "stuck"]
 
@@ -20,19 +22,23 @@ class GateWatch:
         self._silent_s = silent_s
         self._asked_at_s: float | None = None
         self._next_at_s = 0.0
+        self._has_answered = False
 
     def started(self) -> None:
         """Another gate: what was asked of the last one does not count, and it is asked at once."""
         self._asked_at_s = None
         self._next_at_s = 0.0
+        self._has_answered = False
 
     def answered(self) -> None:
         """It said something."""
         self._asked_at_s = None
+        self._has_answered = True
 
     def look(self, now_s: float) -> Verdict:
         """What to do now. `stuck` is said once; the gate then has `silent_s` to be gone before it is asked again."""
-        if self._asked_at_s is not None and now_s - self._asked_at_s > self._silent_s:
+        limit_s = self._silent_s if self._has_answered else max(self._silent_s, START_S)
+        if self._asked_at_s is not None and now_s - self._asked_at_s > limit_s:
             self._asked_at_s = None
             self._next_at_s = now_s + self._silent_s
             return "stuck"

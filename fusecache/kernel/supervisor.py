@@ -39,11 +39,12 @@ from fusecache.kernel import last_words
 from fusecache.kernel.channel import Channel, Message
 from fusecache.kernel.ending import end_parts, end_session
 from fusecache.kernel.gate_watch import GateWatch
+from fusecache.kernel.keeping import Keeper
 from fusecache.kernel.log import Log
 from fusecache.kernel.parts import Part, ending, leader_is_dead
 from fusecache.kernel.process_name import set_process_name
 from fusecache.kernel.restart_policy import RestartPolicy
-from fusecache.kernel.roles import Agent, Gate, Worker
+from fusecache.kernel.roles import Agent, Gate
 from fusecache.kernel.session import MountSession
 from fusecache.kernel.signals import Signals
 from fusecache.kernel.spec import MountSpec
@@ -51,6 +52,7 @@ from fusecache.kernel.status_table import describe
 from fusecache.kernel.timers import Timers
 from fusecache.kernel.tuning import set_read_ahead
 from fusecache.kernel.unmounting import Unmounting
+from fusecache.kernel.workers import Workers
 
 UNEXPECTED: Final = 70
 """EX_SOFTWARE: a part of ours failed, or a bug."""
@@ -61,22 +63,12 @@ EPOCH_BYTES: Final = 4096
 AGENT_START_S: Final = 300.0
 """The agent has its own, shorter limits for the cluster and the root; this one is for an agent that hangs."""
 
-WORKER_START_S: Final = 60.0
-"""From mount(2) to the first worker's answer to INIT, and from a worker's start to its being ready."""
-
 PARTS_END_S: Final = 8.0
 """SIGTERM to SIGKILL for workers and agent, which closes its store."""
 
 EMBEDDED_END_S: Final = 5.0
 LOOK_S: Final = 1.0
 """How often the gate is looked at."""
-
-BROKEN_END_S: Final = 5.0
-"""For a worker whose socket the gate has closed, because it sent what can't be true, to end by itself."""
-
-LAUNCH_AGAIN_S: Final = 1.0
-STACKS_S: Final = 1.0
-"""From SIGABRT, at which a part prints its stacks, to SIGKILL."""
 
 State = Literal["preparing", "starting", "serving", "stopping"]
 
@@ -103,7 +95,6 @@ class Supervisor:
         self._read_ahead_error: str | None = None
         self._agent = Agent()
         self._gate = Gate()
-        self._workers = [Worker(index) for index in range(spec.workers)]
         self._embedded = Part("embedded server", RestartPolicy())
         self._embedded.pid = spec.embedded_pid
         self._dead_gates: list[Part] = []
@@ -114,13 +105,22 @@ class Supervisor:
         """Whether an agent said that the mount is ready: until then a failure is the start's failure."""
 
         self._hurry = False
-        self._workers_failing = False
         self._started_at_s = time.monotonic()
         self._gate_watch = GateWatch(spec.silent_s)
         self._timers = Timers()
+        self._keeper = Keeper(self._timers, self._log)
         self._environment = {**os.environ, **spec.environment}
         self._epoch_fd = os.memfd_create("fusecache-epoch", os.MFD_CLOEXEC)
         os.ftruncate(self._epoch_fd, EPOCH_BYTES)
+        self._workers = Workers(
+            spec,
+            self._gate,
+            self._keeper,
+            self._timers,
+            self._log,
+            epoch_fd=self._epoch_fd,
+            environment=self._environment,
+        )
         self._table_fd = os.memfd_create("fusecache-open-table", os.MFD_CLOEXEC)
         for inherited in (spec.plan_fd, spec.ready_fd):
             if inherited is not None:
@@ -190,17 +190,18 @@ class Supervisor:
             self._gate_ended(ending(status))
         elif pid == self._embedded.pid:
             self._embedded_ended(ending(status))
+        elif worker := self._workers.of(pid):
+            # Unmounted: the gate closed its sockets, and its own end comes next.
+            again = self._state != "stopping" and (self._session is None or self._session.is_connected())
+            self._workers.ended(worker, ending(status), again=again)
         else:
-            for worker in self._workers:
-                if pid == worker.pid:
-                    self._worker_ended(worker, ending(status))
             self._dead_gates = [gate for gate in self._dead_gates if gate.pid != pid]
 
     # Agent.
 
     def _launch_agent(self) -> None:
         self._agent_failure = None
-        if not self._launched(
+        if not self._keeper.start(
             self._agent,
             lambda: self._agent.launch(self._spec, self._epoch_fd, self._environment, self._ready_fd),
             self._launch_agent,
@@ -277,19 +278,6 @@ class Supervisor:
     def _tell_agent_serving(self) -> None:
         self._send_agent({"kind": "serving", **self._describe()})
 
-    def _launched(self, part: Part, launch: Callable[[], None], again: Callable[[], None]) -> bool:
-        """Start a part. A machine that is short of processes or memory for a moment must not cost the mount."""
-        try:
-            launch()
-        except OSError as failure:
-            if self._state != "serving":
-                self._fail(UNEXPECTED, f"{part.name} can't be started: {failure.strerror}")
-            else:
-                self._log.error(f"{part.name} can't be started yet", why=failure.strerror, again_in_s=LAUNCH_AGAIN_S)
-                self._timers.after(part.name, LAUNCH_AGAIN_S, again)
-            return False
-        return True
-
     # Mount, gate, workers.
 
     def _mount(self, open_mode: str) -> None:
@@ -299,15 +287,13 @@ class Supervisor:
             "mounted", mountpoint=self._spec.mountpoint, device=self._session.device_number, open_mode=open_mode
         )
         self._launch_gate()
-        for worker in self._workers:
-            self._launch_worker(worker)
-        self._timers.after("workers start", WORKER_START_S, self._workers_start_is_late)
+        self._workers.start(self._session)
 
     def _launch_gate(self) -> None:
         assert self._session is not None
         settings = {**self._session.gate_settings(), "open_mode": self._session.open_mode}
         device_fd = self._session.gate_device
-        if not self._launched(
+        if not self._keeper.start(
             self._gate,
             lambda: self._gate.launch(self._spec, device_fd, self._table_fd, settings, self._environment),
             self._launch_gate,
@@ -317,53 +303,7 @@ class Supervisor:
         self._look_at_gate()  # its answer says that it is ready
         if self._agent.gate_link is not None:
             self._gate.send({"kind": "agent"}, (self._agent.gate_link.fileno(),))
-        if self._workers_failing:
-            self._gate.send({"kind": "workers_failing", "failing": True})
-        for worker in self._workers:
-            worker.hand_to(self._gate)
-
-    def _launch_worker(self, worker: Worker) -> None:
-        session = self._session
-        assert session is not None
-        if not self._launched(
-            worker,
-            lambda: worker.launch(
-                self._spec, self._epoch_fd, session.open_mode, session.device_number, self._environment
-            ),
-            lambda: self._launch_worker(worker),
-        ):
-            return
-        worker.hand_to(self._gate)
-        self._timers.after(worker.name, WORKER_START_S, lambda: self._worker_is_late(worker))
-
-    def _workers_start_is_late(self) -> None:
-        self._fail(UNEXPECTED, f"no worker answered the kernel's INIT within {WORKER_START_S:.0f} s")
-
-    def _worker_is_late(self, worker: Worker) -> None:
-        if worker.running and not worker.ready:
-            self._log.warning("a worker is not ready in time and is killed", part=worker.name, pid=worker.pid)
-            worker.kill(signal.SIGKILL)
-
-    def _worker_ended(self, worker: Worker, how: str) -> None:
-        pid, replaced = worker.pid, worker.replaced
-        delay_s = 0.0
-        if not replaced:
-            delay_s = worker.policy.died(time.monotonic(), worker.ready_at_s).delay_s
-        worker.ended()
-        if self._state == "stopping" or (self._session is not None and not self._session.is_connected()):
-            return  # unmounted: the gate closed its sockets, and its own end comes next
-        if not replaced:
-            self._log.warning(
-                "a worker ended", part=worker.name, pid=pid, how=how, restarts=worker.restarts, again_in_s=delay_s
-            )
-        if self._state == "starting" and worker.policy.looping:
-            self._fail(UNEXPECTED, f"{worker.name} ended with {how} again and again before the mount was ready")
-            return
-        self._timers.after(worker.name, delay_s, lambda: self._launch_worker(worker))
-        if not self._workers_failing and all(worker.policy.looping and not worker.ready for worker in self._workers):
-            self._workers_failing = True
-            self._log.error("every worker dies at its start: requests are answered EIO", workers=len(self._workers))
-            self._gate.send({"kind": "workers_failing", "failing": True})
+        self._workers.gate_started()
 
     def _read_gate(self) -> None:
         channel = self._gate.channel
@@ -374,55 +314,16 @@ class Supervisor:
             if kind == "initialised":
                 self._serve()
             elif kind == "worker_ready":
-                self._worker_is_ready(message.get("index"), message.get("pid"))
+                self._workers.is_ready(message)
             elif kind == "worker_broken":
-                self._worker_is_broken(message)
+                self._workers.is_broken(message)
             elif kind == "status":
                 self._gate_watch.answered()
-                self._look_at_workers(message)
+                self._workers.look(message)
             elif kind == "failed":
                 self._gate.failure = str(message.get("text", ""))
             else:
                 self._log.warning("a message of the gate is not understood", kind=kind)
-
-    def _worker_is_ready(self, index: Any, pid: Any) -> None:
-        for worker in self._workers:
-            if worker.index == index and worker.pid == pid and not worker.ready:
-                worker.is_ready()
-                self._timers.cancel(worker.name)
-                if self._workers_failing:
-                    self._workers_failing = False
-                    self._log.info("a worker is ready again", part=worker.name)
-                    self._gate.send({"kind": "workers_failing", "failing": False})
-
-    def _worker_is_broken(self, message: Message) -> None:
-        for worker in self._workers:
-            if worker.running and worker.pid == message.get("pid"):
-                self._log.error("the gate has cut a worker off", part=worker.name, why=message.get("text"))
-                self._kill_later(worker, BROKEN_END_S)
-
-    def _look_at_workers(self, status: Message) -> None:
-        """From the gate's table: a worker that leaves its requests in the socket prints its stacks and is killed."""
-        rows = status.get("workers")
-        unread_s = {row.get("pid"): row.get("unread_s", 0.0) for row in rows} if isinstance(rows, list) else {}
-        for worker in self._workers:
-            if worker.ready and unread_s.get(worker.pid, 0.0) > self._spec.silent_s:
-                self._log.error("a worker is stuck and is replaced", part=worker.name, pid=worker.pid)
-                self._abort(worker)
-
-    def _abort(self, part: Part) -> None:
-        """Let it print its stacks (faulthandler), then kill it."""
-        part.kill(signal.SIGABRT)
-        self._kill_later(part, STACKS_S)
-
-    def _kill_later(self, part: Part, delay_s: float) -> None:
-        pid = part.pid
-
-        def kill() -> None:
-            if part.pid == pid:  # no other process has its role meanwhile
-                part.kill(signal.SIGKILL)
-
-        self._timers.after(f"{part.name} kill", delay_s, kill)
 
     def _serve(self) -> None:
         """The kernel has its answer to INIT: from here on requests are answered."""
@@ -431,7 +332,8 @@ class Supervisor:
         if self._state != "starting":
             return
         self._state = "serving"
-        self._timers.cancel("workers start")
+        self._keeper.patient = True
+        self._workers.serve()
         self._read_ahead_error = set_read_ahead(self._session.device_number, self._spec.read_ahead_bytes)
         if self._read_ahead_error:
             self._log.warning("the read-ahead stays at the kernel's default", reason=self._read_ahead_error)
@@ -468,11 +370,7 @@ class Supervisor:
             reason=self._gate.failure,
         )
         self._session.renew_gate_device(resend=resend)
-        for worker in self._workers:
-            # Each has requests of the dead gate, and its sockets end there.
-            worker.replaced = worker.running
-            worker.kill(signal.SIGKILL)
-            worker.close()
+        self._workers.replace_all()
         self._launch_gate()
 
     def _look_at_gate(self) -> None:
@@ -489,7 +387,7 @@ class Supervisor:
             self._gate.send({"kind": "status"})
         elif verdict == "stuck":
             self._log.error("the gate is stuck and is replaced", pid=self._gate.pid)
-            self._abort(self._gate)
+            self._keeper.abort(self._gate)
         self._timers.after("gate", LOOK_S, self._look_at_gate)
 
     def _embedded_ended(self, how: str) -> None:
@@ -539,7 +437,7 @@ class Supervisor:
         if self._session is not None:
             # First: callers shall get their errors at once.
             end_session(self._session, [self._gate, *self._dead_gates], self._signals, self._log)
-        end_parts([*self._workers, self._agent], PARTS_END_S, self._signals, self._log, hurry=self._hurry)
+        end_parts([*self._workers.parts, self._agent], PARTS_END_S, self._signals, self._log, hurry=self._hurry)
         with contextlib.suppress(OSError):
             os.unlink(self._spec.agent_socket)
         end_parts([self._embedded], EMBEDDED_END_S, self._signals, self._log, hurry=self._hurry)
@@ -550,7 +448,7 @@ class Supervisor:
         return describe(
             self._spec,
             self._session,
-            (self._gate, self._agent, *self._workers),
+            (self._gate, self._agent, *self._workers.parts),
             mode_reason=self._mode_reason,
             read_ahead_error=self._read_ahead_error,
             uptime_s=time.monotonic() - self._started_at_s,

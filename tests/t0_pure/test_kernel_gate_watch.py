@@ -18,8 +18,22 @@ def test_a_gate_that_answers_is_asked_again_and_again() -> None:
     assert set(said) == {"ask", "wait"}
 
 
-def test_a_gate_that_is_silent_is_stuck_once() -> None:
+def started(silent_s: float) -> GateWatch:
+    """One whose gate has said something."""
+    watch = GateWatch(silent_s)
+    watch.answered()
+    return watch
+
+
+def test_a_gate_that_is_starting_has_longer() -> None:
     watch = GateWatch(3.0)
+    verdicts = [watch.look(100.0 + second) for second in range(32)]
+    assert verdicts.count("stuck") == 1
+    assert verdicts[31] == "stuck"
+
+
+def test_a_gate_that_is_silent_is_stuck_once() -> None:
+    watch = started(3.0)
     assert [watch.look(100.0 + second) for second in range(8)] == [
         "ask", "wait", "wait", "wait", "stuck", "wait", "wait", "ask",
     ]  # fmt: skip
@@ -44,7 +58,7 @@ def test_another_gate_is_not_blamed_for_the_last_one_and_asked_at_once() -> None
 
 @given(st.lists(st.tuples(st.floats(min_value=0.01, max_value=5.0), st.booleans()), max_size=80))
 def test_stuck_means_that_a_question_was_open_for_longer_than_the_limit(steps: list[tuple[float, bool]]) -> None:
-    watch = GateWatch(3.0)
+    watch = started(3.0)
     now_s = 1000.0
     open_since_s: float | None = None
     for wait_s, answers in steps:
