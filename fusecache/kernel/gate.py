@@ -140,7 +140,8 @@ class Gate:
     # The loop
 
     def run(self) -> None:
-        """Serve until the mount is gone or the supervisor says stop. Raises GateFailed; the supervisor knows why."""
+        """Serve until the mount is gone or the supervisor says stop. Raises GateFailed (the supervisor knows why) and
+        SupervisorGone."""
         try:
             self._serve()
         except Unmounted:
@@ -148,8 +149,6 @@ class Gate:
         except (GateFailed, WorkersFailed) as exc:
             self._tell({"kind": "failed", "text": str(exc)})
             raise GateFailed(str(exc)) from exc
-        except SupervisorGone as exc:
-            raise GateFailed("the supervisor is gone") from exc
 
     def _serve(self) -> None:
         poll = self._epoll.poll
@@ -404,6 +403,10 @@ def main(arguments: list[str] | None = None, log: Callable[[str], Log] = Log) ->
             gate.run()
     except GateFailed as exc:
         log("gate").error("gate ends", why=str(exc))
+        return 1
+    except SupervisorGone:
+        # Whoever killed it knows; this end is what ends the connection, and with it all callers' waiting.
+        log("gate").info("gate ends", why="the supervisor is gone")
         return 1
     return 0
 

@@ -24,6 +24,7 @@ from tests.support.embedded import embedded_server
 from tests.support.faulty_proxy import FaultyProxy
 from tests.support.mount_namespace import own_mount_namespace
 from tests.support.mounting import Mount, command, is_mounted, needs_fuse
+from tests.support.process_tree import descendants
 
 pytestmark = needs_fuse
 
@@ -89,15 +90,6 @@ def mounts_at(place: Path) -> int:
     """How many mounts lie on top of each other."""
     lines = Path("/proc/self/mountinfo").read_text().splitlines()
     return sum(line.split()[4] == str(place) for line in lines)
-
-
-def descendants(pid: int) -> list[int]:
-    """Child processes, and theirs."""
-    found = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in map(int, task.read_text().split()):
-            found += [child, *descendants(child)]
-    return found
 
 
 def alive(pid: int) -> bool:

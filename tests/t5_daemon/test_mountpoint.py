@@ -15,6 +15,7 @@ from fusecache.daemon import mountpoint
 from fusecache.errors import MountError
 from tests.support.command import environment, error_line, fusecache
 from tests.support.mounting import Mount, is_mounted, needs_fuse
+from tests.support.process_tree import signal_all
 
 pytestmark = needs_fuse
 
@@ -34,7 +35,7 @@ def mount(tmp_path: Path) -> Iterator[Mount]:
         yield running
     finally:
         if running.process is not None and running.process.poll() is None:
-            running.process.send_signal(signal.SIGCONT)
+            signal_all(running.process.pid, signal.SIGCONT)
         running.cleanup()
 
 
@@ -87,7 +88,7 @@ def test_dead_mount_is_unmounted(mount: Mount, tmp_path: Path) -> None:
 
 def test_hung_mount_hangs_nobody_and_is_taken_down(mount: Mount, tmp_path: Path) -> None:
     assert mount.process is not None
-    mount.process.send_signal(signal.SIGSTOP)
+    signal_all(mount.process.pid, signal.SIGSTOP)
     assert mountpoint.probe(mount.mountpoint, HUNG_S) == "hung"
     done = fusecache("umount", "--timeout-s", "0", mount.mountpoint, state=tmp_path)
     assert done.returncode == 0

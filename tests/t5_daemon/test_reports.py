@@ -19,6 +19,7 @@ from tests.support.command import ROOT, environment
 from tests.support.embedded import wait_until
 from tests.support.log_noise import Declare
 from tests.support.mounting import Mount, command, is_mounted, needs_fuse
+from tests.support.process_tree import signal_all
 from tests.support.scripted_controller import ScriptedController
 
 pytestmark = needs_fuse
@@ -184,11 +185,11 @@ def test_stuck_and_killed_mount_is_reported_not_ready_with_the_reason(
     where = str(node.mountpoint)
     controller.wait(lambda: not stream.not_ready() and stream.known()["train"].ready, "a ready mount")
     child = node.child()
-    os.kill(child, signal.SIGSTOP)
+    signal_all(child, signal.SIGSTOP)
     controller.wait(stream.not_ready, "a mount that is not ready")
     assert "did not answer 'locality' within 1 s" in stream.not_ready()[where]
     assert not any(dataset.ready for dataset in stream.known().values())
-    os.kill(child, signal.SIGCONT)
+    signal_all(child, signal.SIGCONT)
     controller.wait(lambda: not stream.not_ready() and stream.known()["train"].ready, "the mount is back")
     assert node.process.poll() is None
     os.kill(child, signal.SIGKILL)
