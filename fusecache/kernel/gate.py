@@ -296,9 +296,9 @@ class Gate:
             except BlockingIOError:
                 return
             except OSError as exc:
-                raise SupervisorGone from exc
+                raise SupervisorGone("the supervisor is gone") from exc
             if not message:
-                raise SupervisorGone
+                raise SupervisorGone("the supervisor is gone")
             try:
                 order = json.loads(message)
                 kind = order["kind"]

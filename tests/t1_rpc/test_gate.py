@@ -20,7 +20,7 @@ import pytest
 
 from fusecache.kernel import wire
 from fusecache.kernel.backing import Registry
-from fusecache.kernel.gate import Gate, GateFailed
+from fusecache.kernel.gate import Gate, GateFailed, SupervisorGone
 from fusecache.kernel.gate_link import GateLink
 from fusecache.kernel.in_flight import MOST_DELIVERIES
 from fusecache.kernel.init_message import INIT_OUT, InitPlan
@@ -129,7 +129,7 @@ class System:
     def _run(self) -> None:
         try:
             self.gate.run()
-        except GateFailed as exc:
+        except (GateFailed, SupervisorGone) as exc:
             self.failure = exc
 
     def worker(self, index: int = 0, slots: int = SLOTS) -> FakeWorker:
