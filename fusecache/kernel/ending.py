@@ -24,21 +24,21 @@ KILLED_S: Final = 5.0
 
 def end_session(session: MountSession, gates: Sequence[Part], signals: Signals, log: Log) -> None:
     """Kill the gates, detach the mount if it is still there, end the connection: callers get errors."""
-    helpers = list(gates)
+    awaited = list(gates)
     for gate in gates:
         gate.kill(signal.SIGKILL)
     if session.is_mounted():
-        helpers.append(detaching := Part("unmount", RestartPolicy()))
+        awaited.append(detaching := Part("unmount", RestartPolicy()))
         detaching.pid = fork_call(lambda: device.unmount(session.mountpoint, lazy=True))
     session.end_connection()
-    if wait_for(helpers, CONNECTION_S, signals):
+    if wait_for(awaited, CONNECTION_S, signals):
         return
     # Some thread of a gate hangs in a notification, and holds the device. The mount may be detached already, so that
     # MNT_FORCE can't reach it.
-    helpers.append(aborting := Part("abort", RestartPolicy()))
+    awaited.append(aborting := Part("abort", RestartPolicy()))
     aborting.pid = fork_call(lambda: device.abort(session.device_number))
-    if not wait_for(helpers, KILLED_S, signals):
-        left = ", ".join(f"{part.name} {part.pid}" for part in helpers if part.running)
+    if not wait_for(awaited, KILLED_S, signals):
+        left = ", ".join(f"{part.name} {part.pid}" for part in awaited if part.running)
         log.error("the connection can't be ended", left=left, mountpoint=session.mountpoint)
 
 

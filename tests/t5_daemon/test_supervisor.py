@@ -98,6 +98,20 @@ def test_a_mount_is_made_once_and_served(start: Start) -> None:
     assert failure.value.errno == errno.EROFS
 
 
+def test_a_mount_point_may_have_any_name(tmp_path: Path) -> None:
+    """mountinfo escapes them; a supervisor that does not know its own mount would leave it behind."""
+    folder = tmp_path / "a b\tc\\040d\nü"
+    folder.mkdir()
+    with Supervised(folder, FEATURES) as mount:
+        mount.start()
+        assert mount.report == b"ready\n"
+        assert (mount.mountpoint / "file").read_bytes() == CONTENT
+        assert mount.status()["device"]
+        os.kill(mount.pid, signal.SIGTERM)
+        assert mount.ended() == 0
+        assert os.listdir(mount.mountpoint) == []
+
+
 def test_status_tells_parts_features_and_tuning(start: Start) -> None:
     mount = start(read_ahead_bytes=512 << 10, max_background=33, congestion_threshold=99)
     status = mount.status()
