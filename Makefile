@@ -1,10 +1,10 @@
 # Every target installs what it needs first (.ci/prepare): Debian packages when root, and .venv.
 .DEFAULT_GOAL := help
-.PHONY: help demo test check test-real test-cluster bench lock proto clean
+.PHONY: help demo test test-modes soak check test-real test-cluster bench lock proto clean
 
 PYTHON := .venv/bin/python
-# Deepest level first, so that the first failure is the deepest cause. Two processes, a file each: most of the time is
-# waiting, and two cores are enough for them.
+# Deepest level first, so that the first failure is the deepest cause. Two processes, at a time a file each, or all tests
+# of one open mode: most of the time is waiting, and two cores are enough for them.
 LEVELS := tests/t0_pure tests/t1_rpc tests/t2_cache tests/t3_operations tests/t4_mount tests/t5_daemon tests/t6_controller tests/faults
 
 help: ## this list
@@ -16,7 +16,16 @@ demo: ## make a small image data set, serve, mount and read it, print rates, unm
 
 test: ## all tests that need no JVM and no cluster, deepest level first
 	@.ci/prepare
-	@$(PYTHON) -m pytest --numprocesses 2 --dist loadfile $(wildcard $(LEVELS) tests/contract)
+	@$(PYTHON) -m pytest --numprocesses 2 --dist loadgroup $(wildcard $(LEVELS) tests/contract)
+
+test-modes: ## the tests of mounts as older kernels lead to them: with features masked to what Linux 5.14 and 6.6 have
+	@.ci/prepare
+	@$(PYTHON) -m pytest --numprocesses 2 --dist loadgroup --open-modes as-5.14,as-6.6 tests/t4_mount
+
+soak: ## 200 kills of workers under eight readers, in each open mode with a gate
+	@.ci/prepare
+	@$(PYTHON) -m tests.soak --kills 200 --open-mode no-open
+	@$(PYTHON) -m tests.soak --kills 200 --open-mode passthrough
 
 check: ## format, lint, types, layers, generated protocol
 	@.ci/prepare

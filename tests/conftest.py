@@ -23,10 +23,10 @@ LEVEL_BUDGET_S = {
     "t1_rpc": 120,
     "t2_cache": 40,
     "t3_operations": 40,
-    "t4_mount": 120,
+    "t4_mount": 360,
     "t5_daemon": 200,
     "t6_controller": 120,
-    "faults": 120,
+    "faults": 200,
     "contract": 40,
     "cluster": 900,
     "real": 600,
@@ -40,7 +40,7 @@ EXPECTATIONS = pytest.StashKey[list[log_noise.Expectation]]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """The open modes in which tests/t4_mount runs."""
-    parser.addoption("--open-modes", metavar="NAME,...", help="run tests of mounts in these open modes; all by default")
+    parser.addoption("--open-modes", metavar="NAME,...", help="run the tests of mounts in these open modes")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -19,7 +19,7 @@ from tests.support.mounting import needs_fuse
 from tests.support.readers import Load
 from tests.t4_mount.board import Board, Place
 from tests.t4_mount.live_mount import LiveMount, eventually
-from tests.t4_mount.modes import MODES
+from tests.t4_mount.modes import MODES, unavailable
 
 pytestmark = [needs_fuse, pytest.mark.timeout(300)]
 
@@ -63,6 +63,8 @@ def scene(board: Board, tmp_path_factory: pytest.TempPathFactory, *flags: str) -
 
 @pytest.fixture(scope="module", params=["no-open", "passthrough"])
 def board(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Board]:
+    if why := unavailable(MODES[request.param]):
+        pytest.skip(why)
     with Board(MODES[request.param], tmp_path_factory.mktemp(f"kills-{request.param}")) as mounts:
         yield mounts
 

@@ -24,6 +24,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def open_mode(request: pytest.FixtureRequest) -> modes.OpenMode:
     """The way mounts are served."""
     mode: modes.OpenMode = request.param
+    if why := modes.unavailable(mode):
+        pytest.skip(why)
     return mode
 
 

@@ -1,12 +1,16 @@
 """The ways a mount can be served, as this level runs them: every test in every one of them, with the same answers.
 
-`pytest --open-modes classic,no-open` chooses; all by default. The masked ones are what an older kernel would lead to:
+`pytest --open-modes classic,no-open` chooses. The masked ones are what an older kernel would lead to:
 `auto` with the features masked that it lacks.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Literal, NamedTuple
+
+from fusecache.kernel.features import Features
+from fusecache.kernel.probe import probe
 
 Served = Literal["classic", "no-open", "passthrough"]
 
@@ -42,9 +46,25 @@ MODES = {
     )
 }
 
-DEFAULT = ("classic",)
+DEFAULT = ("classic", "no-open", "passthrough")
+"""What `make test` has time for; `make test-modes` runs the others."""
 
 
 def chosen(names: str | None) -> list[OpenMode]:
     """The modes of `--open-modes`; KeyError's text names an unknown one."""
     return [MODES[name.strip()] for name in (names.split(",") if names else DEFAULT)]
+
+
+@functools.cache
+def _features() -> Features:
+    return probe()
+
+
+def unavailable(mode: OpenMode) -> str | None:
+    """Why nothing can be mounted in this mode here, in words; None when it can."""
+    if mode.served == "classic":
+        return None
+    for needed in ("mount", *(("passthrough",) if mode.passthrough else ())):
+        if not _features().usable(needed):
+            return f"open mode {mode.name}: {_features()[needed].why}"
+    return None

@@ -90,9 +90,10 @@ def large(request: pytest.FixtureRequest, board: Board) -> Iterator[Large]:
                 os.close(descriptor)
             return int(os.getxattr(found.path, "user.fusecache.local_bytes")) == found.size
 
-        eventually(seen, "the mount sees the block file")
+        os.stat(found.path)  # listed, once and for all
         if board.mode.passthrough:
-            os.unlink(place.source / f"f{found.size}")
+            os.unlink(place.source / f"f{found.size}")  # before anybody sees that the block file had two names
+        eventually(seen, "the mount sees the block file")
         yield found
     finally:
         os.close(found.content)
