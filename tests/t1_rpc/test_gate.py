@@ -680,6 +680,7 @@ def offer_and_read(system: System, worker: FakeWorker, file: Path, unique: int, 
         assert worker.offers.offer(50, opened_file.fileno())
     worker.answer_read(unique, b"from worker")
     assert system.answered() == (0, unique, b"from worker")
+    system.status()  # the loop's next turn: it learns the file after it has answered
 
 
 def read_body(offset: int, size: int) -> bytes:
