@@ -35,7 +35,7 @@ from fusecache.rpc.budget import Budget
 log = structlog.get_logger(__name__)
 
 MAX_IDLE_STREAMS = 64
-"""Open streams kept for sequential readers; each holds a thread and up to 4 MiB in gRPC's buffers."""
+"""Open streams kept for sequential readers; each holds up to 4 MiB in gRPC's buffers, and a block worker's thread."""
 
 ASK_AFTER_S = 5.0
 """When no source has delivered for this long, the master is asked whether the file is still there."""
@@ -44,7 +44,7 @@ PROMPT_S = 1.0
 """How long the event loop waits for a first answer before a thread does: that one asks elsewhere in time."""
 
 IDLE_STREAM_S = 10.0
-"""A stream nobody read from for this long is closed: the block worker holds a thread for it too."""
+"""A stream nobody read from for this long is closed."""
 
 
 class Stream(Protocol):
