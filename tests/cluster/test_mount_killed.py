@@ -14,8 +14,8 @@ IN_POD = f"/mnt/fusecache/{MOUNT}/set-1"
 
 
 def kill_mount(stories: Stories) -> None:
-    """SIGKILL the mount's process; afterwards it is surely dead."""
-    killed = stories.kill("fusecache.daemon.mount_child")
+    """SIGKILL the mount's supervisor, which takes all parts with it; afterwards it is surely dead."""
+    killed = stories.kill("fusecache: supervisor")
     stories.wait(lambda: killed not in stories.world.box.processes(), "the mount's process is gone")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from tests.cluster import node
 from tests.cluster.api import JSON_PATCH, pods
 from tests.cluster.installation import MOUNT, MOUNTS, NAMESPACE
 from tests.cluster.stories import DAEMON_SET, Stories
+from tests.support.process_tree import signal_all
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -38,7 +38,7 @@ def quick_to_judge(stories: Stories) -> Iterator[None]:
 
 
 def mount_process(stories: Stories) -> int:
-    (pid,) = (pid for pid, line in stories.world.box.processes().items() if "fusecache.daemon.mount_child" in line)
+    (pid,) = (pid for pid, line in stories.world.box.processes().items() if "fusecache: supervisor" in line)
     return pid
 
 
@@ -46,7 +46,7 @@ def test_a_mount_that_hangs_is_not_counted_and_is_replaced(stories: Stories) -> 
     with quick_to_judge(stories):
         size_bytes = stories.make_warm("set-1", node.NAME)
         stuck = mount_process(stories)
-        os.kill(stuck, signal.SIGSTOP)
+        signal_all(stuck, signal.SIGSTOP)  # the supervisor and all parts
         stories.wait(lambda: "State:\tT" in Path(f"/proc/{stuck}/status").read_text(), "the process is stopped")
 
         stories.wait(lambda: stories.held_bytes("set-1", node.NAME) == 0, "the node counts for nothing")
