@@ -51,7 +51,7 @@ def soak(mode: OpenMode, folder: Path, *, kills: int, readers: int, features: st
         f"{len(done)} kills in {took_s:.0f} s, {readers} readers"
     )
     print(f"  {report.describe()}")
-    print(f"  restarts {restarts}, requests delivered again {gate['redelivered']}, opens {gate['opens']}")
+    print(f"  restarts {restarts}, requests delivered again {gate['redelivered']}, opens {gate.get('opens', {})}")
     print(f"  a worker was back after: {distribution([killed.back_s for killed in done])}")
     print(f"  longest call at a kill:  {distribution(pauses(report, done))}")
     for text in [*report.errors, *report.wrong][:SHOWN_ERRORS]:
