@@ -14,6 +14,7 @@ import itertools
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -21,7 +22,7 @@ from typing import Any, Literal, NamedTuple
 
 import pytest
 
-from tests.t4_mount.live_mount import EmbeddedProcess, LiveMount, eventually, live_mount
+from tests.t4_mount.live_mount import PATIENCE_S, EmbeddedProcess, LiveMount, eventually, live_mount
 from tests.t4_mount.modes import OpenMode
 
 Kind = Literal["folder", "cluster", "uncached", "blocks", "quick", "unsynced", "large"]
@@ -30,6 +31,9 @@ BLOCK = 64 << 10
 """Block size of the clusters: files of a few hundred kilobytes have several blocks."""
 
 MEMORY = Path("/dev/shm")
+
+STORED_S = 2.0
+"""How long a block that was read may take until it is stored, before it is read again."""
 
 _STREAMED = ("--no-zero-rpc-reads", "--fetch-bytes", "512KiB")
 """Every byte comes through a stream, in fetches of several blocks."""
@@ -129,15 +133,26 @@ class Place(NamedTuple):
 
 
 def warm(path: Path) -> None:
-    """Read a file to its end and wait until all of it is in this node's block worker."""
-    with path.open("rb", buffering=0) as file:
-        while file.read(1 << 20):
-            pass
+    """Read a file to its end until all of it is in this node's block worker.
 
-    def local() -> bool:
-        return int(os.getxattr(path, "user.fusecache.local_bytes")) == path.stat().st_size
-
-    eventually(local, f"all of {path.name} is local")
+    Once is not always enough: a block that somebody else is just storing is not stored for this reader too.
+    """
+    size = path.stat().st_size
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            while os.read(descriptor, 1 << 20):
+                pass
+        finally:
+            os.close(descriptor)
+        again_at = time.monotonic() + STORED_S
+        while time.monotonic() < again_at:
+            if int(os.getxattr(path, "user.fusecache.local_bytes")) == size:
+                return
+            time.sleep(0.01)
+        assert time.monotonic() < deadline, f"not within {PATIENCE_S:.0f} s: all of {path.name} is local"
 
 
 class Board:
