@@ -117,8 +117,8 @@ FIRST = Table(
             reads_ufs=True,
         ),
     ),
-    systems=("fusecache", "alluxio-fuse", "alluxio-fuse-permissions", "bindfs", "native"),
-    ours=("fusecache",),
+    systems=("fusecache", "classic", "alluxio-fuse", "alluxio-fuse-permissions", "bindfs", "native"),
+    ours=("fusecache", "classic"),
     rounds=5,
 )
 
