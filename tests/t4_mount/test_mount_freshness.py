@@ -75,6 +75,23 @@ def test_mount_freshness_changes_come_by_themselves_within_refresh_s(board: Boar
     eventually(lambda: os.stat(shown / "renamed").st_mode & 0o777 == 0o400, "mode")
 
 
+def test_mount_freshness_listing_that_the_kernel_keeps_is_made_again(board: Board) -> None:
+    """S05, S37: nothing is asked for but the listing, which the kernel answers itself where it keeps listings.
+
+    The daemon heard nothing of such a folder but a look at its attributes now and then, took it for unused, and never
+    listed it again.
+    """
+    place = board.place("quick", "kept")
+    for name in ("a", "b"):
+        (place.source / name).write_bytes(b"1")
+    for gone, added in (("a", "c"), ("b", "d")):
+        names = sorted(os.listdir(place.source))
+        eventually(lambda names=names: sorted(os.listdir(place.shown)) == names, "what there is")
+        os.unlink(place.source / gone)
+        (place.source / added).write_bytes(b"2")
+    eventually(lambda: sorted(os.listdir(place.shown)) == ["c", "d"], "the last change")
+
+
 def test_mount_freshness_kinds_change_by_themselves(board: Board) -> None:
     """S06: a file becomes a folder and the other way round."""
     place = board.place("quick", "kinds")
