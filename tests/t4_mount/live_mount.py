@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from fusecache.daemon import control_client
 from fusecache.daemon.control import socket_path
+from fusecache.errors import FusecacheError
 from tests.support.mounting import Mount, command
 
 PATIENCE_S = 40.0
@@ -51,6 +52,13 @@ class LiveMount:
     def status(self) -> dict[str, Any]:
         """What `fusecache status` shows."""
         return control_client.call(self._socket, "status", PATIENCE_S)
+
+    def answers(self) -> bool:
+        """Whether the control socket answers already."""
+        try:
+            return bool(self.status()["ready"])
+        except FusecacheError:
+            return False
 
     def metrics(self) -> dict[str, float]:
         """Every metric now, over all processes of the mount."""
@@ -134,7 +142,10 @@ def live_mount(source: str | Path, folder: Path, *flags: str, name: str = "mnt")
     mount = Mount(str(source), folder / name, "--state-dir", str(state), "--runtime-dir", str(runtime), *flags)
     mount.by_command = False
     with mount:
-        yield LiveMount(mount, runtime)
+        live = LiveMount(mount, runtime)
+        # Behind a gate files are served before the agent answers questions.
+        eventually(live.answers, "the control socket answers")
+        yield live
 
 
 class EmbeddedProcess:
