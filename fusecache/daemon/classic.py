@@ -41,6 +41,9 @@ log = structlog.get_logger(__name__)
 GRACE_S = 10.0
 """How long requests in flight may take to finish after SIGTERM; Kubernetes kills after 30 s by default."""
 
+SPIN_US = 100
+"""Microseconds, where nothing is set."""
+
 BUSY_S = 0.5
 """A mount that is still busy after this is detached: its name is free for the next mount at once, and what is in flight
 goes on being answered."""
@@ -94,7 +97,9 @@ class ClassicMount(MountCore):
             capacity=self.upkeep.capacity,
             on_stale_read=self.heal_stale,
         )
-        self._session = Session(self._operations, plan.mountpoint, spin_us=settings.spin_us)
+        self._session = Session(
+            self._operations, plan.mountpoint, spin_us=SPIN_US if settings.spin_us is None else settings.spin_us
+        )
         self._stopping = False
         self._read_ahead_bytes: int | None = None
         """What the kernel was told; None when this process may not set it."""

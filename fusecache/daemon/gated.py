@@ -84,7 +84,7 @@ def become_supervisor(
         max_background=settings.max_background,
         congestion_threshold=settings.congestion_threshold,
         max_read_bytes=settings.max_read_bytes,
-        spin_us=settings.spin_us,
+        spin_us=settings.spin_us or 0,
         slots=SLOTS,
         gate_settings=_backing_devices(plan),
         log_level=settings.log_level,
