@@ -90,7 +90,8 @@ def large(request: pytest.FixtureRequest, board: Board) -> Iterator[Large]:
                 os.close(descriptor)
             return int(os.getxattr(found.path, "user.fusecache.local_bytes")) == found.size
 
-        os.stat(found.path)  # listed, once and for all
+        # Listed, once and for all: a look-up alone would be answered before the listing that it asks for is made.
+        assert f"f{found.size}" in os.listdir(place.shown)
         if board.mode.passthrough:
             os.unlink(place.source / f"f{found.size}")  # before anybody sees that the block file had two names
         eventually(seen, "the mount sees the block file")
