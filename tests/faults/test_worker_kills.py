@@ -143,7 +143,8 @@ def aided(board: Board, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sc
 
 
 def test_gate_is_killed_and_the_kernel_sends_its_requests_again(aided: Scene) -> None:
-    """S36; RESEND (Linux 6.9): nobody sees an error when the gate dies either."""
+    """S36; RESEND (Linux 6.9): nobody sees an error when the gate dies either, but for a direct read whose answer the
+    kernel was copying from it (fuse_dev_do_write ends the request with EIO when the copy is cut off)."""
     resend = next(feature for feature in aided.mount.status()["features"] if feature["name"] == "resend")
     if not resend["present"]:
         pytest.skip("this kernel can't send requests again")
@@ -154,6 +155,8 @@ def test_gate_is_killed_and_the_kernel_sends_its_requests_again(aided: Scene) ->
             kill(mount, "gate")
         load.wait_for_calls(400)
         report = load.stop()
-    assert report.errors == []
+    cut_off = [error for error in report.errors if error.startswith("direct ") and "[Errno 5]" in error]
+    assert report.errors == cut_off
+    assert len(cut_off) <= 2, "one a kill at most"
     assert report.wrong == []
     eventually(lambda: all(part.ready for part in mount.parts().values()), "all parts are there")
