@@ -18,9 +18,9 @@ test: ## all tests that need no JVM and no cluster, deepest level first
 	@.ci/prepare
 	@$(PYTHON) -m pytest --numprocesses 2 --dist loadgroup $(wildcard $(LEVELS) tests/contract)
 
-test-modes: ## the tests of mounts as older kernels lead to them: with features masked to what Linux 5.14 and 6.6 have
+test-modes: ## the tests of mounts in every other open mode, and with features masked to what Linux 5.14 and 6.6 have
 	@.ci/prepare
-	@$(PYTHON) -m pytest --numprocesses 2 --dist loadgroup --open-modes as-5.14,as-6.6 tests/t4_mount
+	@$(PYTHON) -m pytest --numprocesses 2 --dist loadgroup --open-modes classic,passthrough,as-5.14,as-6.6 tests/t4_mount
 
 soak: ## 200 kills of workers under eight readers, in each open mode with a gate
 	@.ci/prepare
