@@ -24,6 +24,9 @@ log = structlog.get_logger(__name__)
 MAX_PENDING = 100_000
 """About 20 MB of pending pushes."""
 
+_NOBODY_THERE = frozenset((errno.ENOENT, errno.EBADF, errno.ENODEV, errno.ENOTCONN, errno.EPIPE, errno.ECONNRESET))
+"""The kernel does not know it, or there is no mount (any more), or no gate: it ends with the mount."""
+
 Push = tuple[str, int, bytes]
 """(kind, inode or parent, name)."""
 
@@ -110,7 +113,7 @@ class Invalidator:
         try:
             self._notify(push)
         except OSError as error:
-            if error.errno not in (errno.ENOENT, errno.EBADF, errno.ENODEV, errno.ENOTCONN):
+            if error.errno not in _NOBODY_THERE:
                 log.warning("the kernel refused an invalidation", kind=kind, inode=inode, error=str(error))
         else:
             self._counters[kind].inc()

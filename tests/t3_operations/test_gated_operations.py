@@ -12,6 +12,7 @@ from typing import Any
 
 import pyfuse3
 import pytest
+import trio
 
 from fusecache.alluxio.model import Block
 from fusecache.cache.record import Entry
@@ -72,6 +73,15 @@ class Gated:
         return b"content of " + name
 
 
+def closed(slots: WorkerSlots) -> bool:
+    """Close; False while somebody still has a view."""
+    try:
+        slots.close()
+    except BufferError:
+        return False
+    return True
+
+
 @asynccontextmanager
 async def gated(state: Path, **settings: Any) -> AsyncIterator[Gated]:
     async with rig(state, **settings) as r:
@@ -81,9 +91,11 @@ async def gated(state: Path, **settings: Any) -> AsyncIterator[Gated]:
         finally:
             assert made.worker_slots.busy == 0, "a slot was taken and never given back"
             r.readers.buffer = memoryview(bytearray(1))  # it was the last slot's view
-            gc.collect()  # tracebacks of failed reads hold views too
-            made.worker_slots.close()
             made.gate_slots.close()
+            with trio.fail_after(10):
+                while not closed(made.worker_slots):
+                    gc.collect()  # tracebacks of failed reads hold views, some of them in threads that just end
+                    await trio.sleep(0.01)
             os.close(made.descriptor)
 
 
