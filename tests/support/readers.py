@@ -128,10 +128,11 @@ class Load:
         return [_CELL.unpack_from(self._board, (n + 1) * _CELL.size)[0] for n in range(len(self._processes))]
 
     def wait_for_calls(self, more: int, within_s: float = STOP_S) -> None:
-        """Until all readers together have ended so many more calls; AssertionError when they don't in time."""
+        """Until all readers together have ended so many more calls, and each at least one (some start late);
+        AssertionError when they don't in time."""
         deadline = time.monotonic() + within_s
         wanted = sum(self.calls()) + more
-        while sum(self.calls()) < wanted:
+        while sum(calls := self.calls()) < wanted or not all(calls):
             ended = [process.pid for process in self._processes if process.poll() is not None]
             assert not ended, f"readers {ended} have ended: {self.stop()}"
             assert time.monotonic() < deadline, f"no progress within {within_s} s: {self.calls()}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -66,8 +66,12 @@ def test_mount_many_opens_thousands_of_opens_leave_nothing_in_the_daemon(board: 
     assert mount.resident_bytes() < resident + (16 << 20)
 
 
-def test_mount_many_opens_more_open_files_than_block_files_kept_open(board: Board, small: Small) -> None:
+def test_mount_many_opens_more_open_files_than_block_files_kept_open(
+    board: Board, small: Small, expected_logs: Callable[..., None]
+) -> None:
     """User report 45: all of them are right."""
+    # In classic mode the mount's end may meet the last RELEASE, whose answer nobody waits for any more.
+    expected_logs(r"fuse_release\(\): fuse_reply_\* failed", optional=True)
     opened = [os.open(path, os.O_RDONLY) for path, _ in small.files]
     try:
         for _ in range(2):
