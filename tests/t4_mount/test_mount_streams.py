@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -46,7 +45,7 @@ class Data:
 
 
 @pytest.fixture(scope="module", params=["folder", "blocks"])
-def data(request: pytest.FixtureRequest, board: Board) -> Iterator[Data]:
+def data(request: pytest.FixtureRequest, board: Board) -> Data:
     """One block file per file, and several."""
     place = board.place(request.param, "streams")
     rng = random.Random(7)
@@ -56,7 +55,7 @@ def data(request: pytest.FixtureRequest, board: Board) -> Iterator[Data]:
     for name in small:
         (place.source / name).write_bytes(rng.randbytes(rng.randrange(1, 40_000)))
     place.warm()  # in passthrough mode it proves that the kernel reads these files itself
-    yield Data(place, shard, small, 64 if request.param == "folder" else 20)
+    return Data(place, shard, small, 64 if request.param == "folder" else 20)
 
 
 def assert_right(load: Load) -> None:
