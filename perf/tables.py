@@ -7,6 +7,7 @@ half of the run, which is spent on making the kernel cold.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from perf.workloads import STAT_PASSES
@@ -161,3 +162,17 @@ STAT_ONLY = frozenset({"alluxio-fuse-permissions"})
 def takes_part(system: str, workload: Workload) -> bool:
     """Whether a system is measured in a workload."""
     return system not in STAT_ONLY or any(row.name.startswith("stat") for row in workload.rows)
+
+
+def of_setting(name: str, title: str, values: Iterable[str], reference: str) -> Table:
+    """The kernel path's rows for the values of one setting, each a column; `reference` is compared with the others."""
+    columns = tuple(values)
+    return Table(
+        name=name,
+        title=title,
+        workloads=KERNEL_PATH.workloads,
+        systems=columns,
+        ours=columns,
+        rounds=5,
+        reference=reference,
+    )

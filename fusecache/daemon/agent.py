@@ -40,6 +40,7 @@ from fusecache.daemon.gate_metrics import record
 from fusecache.daemon.gated import plan_from
 from fusecache.daemon.metadata_service import MetadataService
 from fusecache.daemon.mount_core import Cluster, MountCore, build_info, only_error
+from fusecache.daemon.mount_process import UNEXPECTED
 from fusecache.daemon.open_mode_choice import SampledFile
 from fusecache.daemon.ready_pipe import ReadyPipe
 from fusecache.daemon.supervisor_link import SupervisorLink
@@ -51,9 +52,6 @@ from fusecache.metrics import Metrics
 from fusecache.rpc.budget import Budget
 
 log = structlog.get_logger(__name__)
-
-UNEXPECTED = 70
-"""EX_SOFTWARE: exit code of a bug."""
 
 
 MAX_SERVED = 100_000

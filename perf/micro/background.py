@@ -12,7 +12,7 @@ import sys
 
 from perf import bench
 from perf.systems import with_flags
-from perf.tables import KERNEL_PATH, Table
+from perf.tables import of_setting
 
 PAIRS = ((12, 9), (32, 24), (64, 48), (128, 96), (256, 192))
 DEFAULT = "64/48"
@@ -22,15 +22,7 @@ VARIANTS = {
     )
     for most, threshold in PAIRS
 }
-TABLE = Table(
-    name="background",
-    title="max_background/congestion_threshold of a mount, mode no-open",
-    workloads=KERNEL_PATH.workloads,
-    systems=tuple(VARIANTS),
-    ours=tuple(VARIANTS),
-    rounds=5,
-    reference=DEFAULT,
-)
+TABLE = of_setting("background", "max_background/congestion_threshold of a mount, mode no-open", VARIANTS, DEFAULT)
 
 if __name__ == "__main__":
     sys.exit(bench.run(sys.argv[1:], TABLE, VARIANTS))

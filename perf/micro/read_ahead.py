@@ -12,22 +12,14 @@ import sys
 
 from perf import bench
 from perf.systems import with_flags
-from perf.tables import KERNEL_PATH, Table
+from perf.tables import of_setting
 
 KIBIBYTES = (128, 256, 512, 1024, 2048, 4096, 8192)
 DEFAULT = "1024 KiB"
 VARIANTS = {
     f"{size} KiB": with_flags("--open-mode", "no-open", "--read-ahead-bytes", f"{size}KiB") for size in KIBIBYTES
 }
-TABLE = Table(
-    name="read-ahead",
-    title="Read-ahead of a mount, mode no-open",
-    workloads=KERNEL_PATH.workloads,
-    systems=tuple(VARIANTS),
-    ours=tuple(VARIANTS),
-    rounds=5,
-    reference=DEFAULT,
-)
+TABLE = of_setting("read-ahead", "Read-ahead of a mount, mode no-open", VARIANTS, DEFAULT)
 
 if __name__ == "__main__":
     sys.exit(bench.run(sys.argv[1:], TABLE, VARIANTS))

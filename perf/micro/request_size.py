@@ -13,7 +13,7 @@ import sys
 
 from perf import bench
 from perf.systems import with_flags
-from perf.tables import KERNEL_PATH, Table
+from perf.tables import of_setting
 
 KIBIBYTES = (128, 256, 512, 1024)
 READ_AHEAD_KIBIBYTES = (1024, 4096)
@@ -25,15 +25,7 @@ VARIANTS = {
     for ahead in READ_AHEAD_KIBIBYTES
     for size in KIBIBYTES
 }
-TABLE = Table(
-    name="request-size",
-    title="Largest READ of a mount, mode no-open",
-    workloads=KERNEL_PATH.workloads,
-    systems=tuple(VARIANTS),
-    ours=tuple(VARIANTS),
-    rounds=5,
-    reference=DEFAULT,
-)
+TABLE = of_setting("request-size", "Largest READ of a mount, mode no-open", VARIANTS, DEFAULT)
 
 if __name__ == "__main__":
     sys.exit(bench.run(sys.argv[1:], TABLE, VARIANTS))

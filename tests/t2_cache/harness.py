@@ -6,6 +6,7 @@ import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import trio
 import trio.testing
@@ -36,19 +37,10 @@ class TestClock:
         raise AssertionError("the cache never blocks a thread on time")
 
 
-class Mounted:
-    """One tree in use."""
+class Asking:
+    """What the kernel does with a tree, or with a worker's view of one."""
 
-    def __init__(self, tree: MetadataTree, store: MetadataStore, model: AlluxioModel, metrics: Metrics) -> None:
-        self.tree = tree
-        self.store = store
-        self.model = model
-        self.metrics = metrics
-        self.changes: list[Change] = []
-
-    def count(self, name: str) -> float:
-        """A metric's value, 0 when it never moved."""
-        return self.metrics.snapshot().get(name, 0.0)
+    tree: Any
 
     async def walk(self, path: bytes) -> Entry:
         """As the kernel does: name by name from the root."""
@@ -65,6 +57,21 @@ class Mounted:
             entries.extend(found)
             after = found[-1].inode
         return entries
+
+
+class Mounted(Asking):
+    """One tree in use."""
+
+    def __init__(self, tree: MetadataTree, store: MetadataStore, model: AlluxioModel, metrics: Metrics) -> None:
+        self.tree = tree
+        self.store = store
+        self.model = model
+        self.metrics = metrics
+        self.changes: list[Change] = []
+
+    def count(self, name: str) -> float:
+        """A metric's value, 0 when it never moved."""
+        return self.metrics.snapshot().get(name, 0.0)
 
 
 @asynccontextmanager

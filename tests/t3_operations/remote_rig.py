@@ -22,15 +22,14 @@ from fusecache.cache.board import BoardReader, BoardWriter
 from fusecache.cache.freshness import FreshnessPolicy
 from fusecache.cache.listing_diff import Change
 from fusecache.cache.read_only_store import ReadOnlyStore
-from fusecache.cache.record import Entry
 from fusecache.cache.store import MetadataStore
 from fusecache.cache.tables import Tables
-from fusecache.cache.tree import ROOT, MetadataTree
+from fusecache.cache.tree import MetadataTree
 from fusecache.daemon.metadata_service import MetadataService
 from fusecache.daemon.remote_tree import RemoteTree
 from fusecache.metrics import Metrics
 from tests.t2_cache.alluxio_model import AlluxioModel
-from tests.t2_cache.harness import TestClock
+from tests.t2_cache.harness import Asking, TestClock
 
 REFRESH_S = 100.0
 BOOT = "boot-1"
@@ -220,7 +219,7 @@ class SharedMount:
             board.close()
 
 
-class Worker:
+class Worker(Asking):
     """One worker in use."""
 
     def __init__(self, tree: RemoteTree, metrics: Metrics) -> None:
@@ -230,22 +229,6 @@ class Worker:
     def hits(self) -> float:
         """Answers given without the agent."""
         return self.metrics.snapshot().get("fusecache_metadata_lookups_total{result=hit}", 0.0)
-
-    async def walk(self, path: bytes) -> Entry:
-        """As the kernel does: name by name from the root."""
-        entry = await self.tree.getattr(ROOT)
-        for name in [part for part in path.split(b"/") if part]:
-            entry = self.tree.hot_child(entry.inode, name) or await self.tree.lookup(entry.inode, name)
-        return entry
-
-    async def list_all(self, inode: int, page: int = 7) -> list[Entry]:
-        """Every page of a folder."""
-        entries: list[Entry] = []
-        after = 0
-        while found := await self.tree.children(inode, after, page):
-            entries.extend(found)
-            after = found[-1].inode
-        return entries
 
 
 @contextmanager
