@@ -182,7 +182,10 @@ class Loader:
             self._listings.start(folder.inode, lambda: self._list_politely(folder.inode))
 
     async def list_anew(self, inode: int, sync_ms: int) -> Delivery:
-        """A listing that begins now: one already running may have missed what the caller knows of."""
+        """A listing that begins after this call: one already running may have missed what the caller knows of.
+
+        Who calls while one waits for its turn gets its answer too.
+        """
         return await self._anew.do((inode, sync_ms), lambda: self._list_after(inode, sync_ms))
 
     async def _list_after(self, inode: int, sync_ms: int) -> Delivery:
@@ -191,6 +194,7 @@ class Loader:
                 await self._listings.do(inode, _only_wait)
             except FusecacheError as exc:
                 log.debug("an earlier listing failed", inode=inode, error=str(exc))
+        self._anew.depart((inode, sync_ms))
         return await self._listings.do(inode, lambda: self._list(inode, sync_ms))
 
     async def _list_politely(self, inode: int) -> Delivery:

@@ -30,7 +30,7 @@ class _Flight(Generic[V]):
 
 
 class SingleFlight(Generic[K, V]):
-    """At most one running question per key."""
+    """At most one running question per key that can be joined."""
 
     def __init__(self, nursery: trio.Nursery) -> None:
         self._nursery = nursery
@@ -45,6 +45,10 @@ class SingleFlight(Generic[K, V]):
     def start(self, key: K, ask: Callable[[], Awaitable[V]]) -> None:
         """Ask in the background unless somebody already does. An error goes to whoever waits by then."""
         self._flight(key, ask)
+
+    def depart(self, key: K) -> None:
+        """From now on nobody joins the running question for `key`: what it asks, it asks now. `ask` calls this."""
+        self._flights.pop(key, None)
 
     async def do(self, key: K, ask: Callable[[], Awaitable[V]]) -> V:
         """The answer of the running question for `key`, or of a new one. Raises what `ask` raised, and
@@ -76,5 +80,6 @@ class SingleFlight(Generic[K, V]):
             except Exception as exc:  # noqa: BLE001 - every kind goes to the waiters, who know what to do with it
                 flight.answer = outcome.Error(exc)
         finally:
-            del self._flights[key]
+            if self._flights.get(key) is flight:
+                del self._flights[key]
             flight.landed.set()

@@ -33,6 +33,32 @@ async def test_singleflight_many_callers_ask_once(nursery: trio.Nursery) -> None
     assert len(asked) == 2
 
 
+async def test_singleflight_nobody_joins_a_question_that_departed(nursery: trio.Nursery) -> None:
+    flights: SingleFlight[str, int] = SingleFlight(nursery)
+    answers: list[int] = []
+    gates = [trio.Event(), trio.Event()]
+    asked = []
+
+    async def ask() -> int:
+        number = len(asked)
+        asked.append(number)
+        flights.depart("key")
+        await gates[number].wait()
+        return number
+
+    async def caller() -> None:
+        answers.append(await flights.do("key", ask))
+
+    nursery.start_soon(caller)
+    await trio.testing.wait_all_tasks_blocked()
+    nursery.start_soon(caller)
+    await trio.testing.wait_all_tasks_blocked()
+    for gate in gates:
+        gate.set()
+        await trio.testing.wait_all_tasks_blocked()
+    assert (answers, len(flights)) == ([0, 1], 0)
+
+
 async def test_singleflight_cancelled_caller_takes_nothing_from_the_others(nursery: trio.Nursery) -> None:
     flights: SingleFlight[str, int] = SingleFlight(nursery)
     go, answers = trio.Event(), []

@@ -736,13 +736,13 @@ async def test_receiver_that_blocks_holds_up_no_request(
         release.set()
 
 
+@pytest.mark.parametrize("earlier", ["listing", "refresh"])
 async def test_refresh_does_not_join_a_listing_that_began_before_it(
-    tmp_path: Path, model: AlluxioModel, mock_clock: MockClock
+    tmp_path: Path, model: AlluxioModel, mock_clock: MockClock, earlier: str
 ) -> None:
     async with mounted(tmp_path / "m", model, mock_clock) as use:
         folder = await use.walk(b"/d")
         await use.list_all(folder.inode)
-        mock_clock.jump(REFRESH_S + 1)
         held, go = threading.Event(), threading.Event()
 
         def hold(path: bytes) -> None:
@@ -752,18 +752,23 @@ async def test_refresh_does_not_join_a_listing_that_began_before_it(
 
         model.after_answer = hold  # the old listing is read, not yet handed over
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(use.tree.children, folder.inode, 0, 5)
-            await until(held.is_set)
-            model.write(b"/d/new", 1)
             diffs = []
 
             async def refresh() -> None:
                 diffs.append(await use.tree.refresh(folder.inode, force_sync=True))
 
+            if earlier == "listing":
+                mock_clock.jump(REFRESH_S + 1)
+                nursery.start_soon(use.tree.children, folder.inode, 0, 5)
+            else:
+                nursery.start_soon(refresh)
+            await until(held.is_set)
+            model.write(b"/d/new", 1)
+            nursery.start_soon(refresh)
             nursery.start_soon(refresh)
             await wait_all_tasks_blocked()
             go.set()
-        assert [diff.added for diff in diffs] == [1]
+        assert [diff.added for diff in diffs] == ([1, 1] if earlier == "listing" else [0, 1, 1])
         assert (await use.walk(b"/d/new")).length == 1
 
 
