@@ -22,6 +22,7 @@ import structlog
 import trio
 
 import fusecache
+from fusecache.cache.record import Entry
 from fusecache.clock import SystemClock
 from fusecache.config.settings import MountPlan, Settings
 from fusecache.daemon import mountpoint as mountpoints
@@ -64,6 +65,11 @@ def run(plan: MountPlan, *, ready: Callable[[], None]) -> None:
         trio.run(ClassicMount(plan, cluster, metrics=metrics, clock=clock).serve, ready)
 
 
+def _never_confirmed(entry: Entry, fd: int) -> bool:
+    """A reader that ends with its last RELEASE seldom meets a block that was stored while it was open."""
+    return False
+
+
 class ClassicMount(MountCore):
     """One mount, wired."""
 
@@ -71,7 +77,9 @@ class ClassicMount(MountCore):
         super().__init__(plan, cluster, metrics=metrics, clock=clock, notify=notify, take_served=self._take_served)
         settings = plan.settings
         self._mount_nursery: trio.Nursery | None = None
-        context = MetadataFileContext(self.tree, self.client, settings, clock, list_again=self.list_again)
+        context = MetadataFileContext(
+            self.tree, self.client, settings, clock, list_again=self.list_again, confirm_stored=_never_confirmed
+        )
         self.readers = Readers(
             self.client,
             context,

@@ -70,13 +70,16 @@ class MetadataFileContext:
         clock: Clock,
         *,
         list_again: Callable[[int], None],
+        confirm_stored: Callable[[Entry, int], bool],
     ) -> None:
-        """`list_again` lists the folder of an inode in the background."""
+        """`list_again` lists the folder of an inode in the background. `confirm_stored` (file, descriptor): whether a
+        stored block's version is known without asking about its file (`comparisons`)."""
         self._tree = tree
         self._client = client
         self._settings = settings
         self._clock = clock
         self._list_again = list_again
+        self._confirm_stored = confirm_stored
         self._checks: dict[int, int] = {}
         """Folder -> checks since its last listing."""
 
@@ -87,6 +90,10 @@ class MetadataFileContext:
     def superseded(self, inode: int) -> bool:
         """True when the id no longer names a live file."""
         return self._tree.superseded(inode)
+
+    def confirm_stored(self, entry: Entry, fd: int) -> bool:
+        """Whether a block file that was stored while the file was open holds the version of its id."""
+        return self._confirm_stored(entry, fd)
 
     def confirm(self, entry: Entry, *, whole: bool) -> Confirm:
         """A blocking check, for a thread, that the path has this id now; raises StaleId.

@@ -189,6 +189,10 @@ class RemoteTree:
         """Whether what is listed in a folder is declared never to change."""
         return self._known.is_immutable(folder)
 
+    def is_current(self, inode: int) -> bool:
+        """Whether a listing has this inode now; False also when only the agent knows."""
+        return not self._known.marked(inode) and self._known.find(inode) is not None
+
     # ---- what the agent does for us ----
 
     async def ask(self, kind: str, **fields: object) -> dict[str, Any]:

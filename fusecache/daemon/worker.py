@@ -30,6 +30,7 @@ from fusecache.alluxio.model import Capacity
 from fusecache.cache.board import BoardReader
 from fusecache.clock import SystemClock
 from fusecache.config.settings import MountPlan
+from fusecache.daemon.comparisons import Comparisons
 from fusecache.daemon.file_context import MetadataFileContext
 from fusecache.daemon.gated import plan_from
 from fusecache.daemon.mount_child import raise_open_files
@@ -82,12 +83,20 @@ class Worker:
             hot_entries=settings.metadata_hot_entries,
         )
         stack.callback(self._tree.close)
-        context = MetadataFileContext(self._tree, client, settings, clock, list_again=self._tree.list_again)
+        self._comparisons = Comparisons(self._tree, clock)
+        context = MetadataFileContext(
+            self._tree,
+            client,
+            settings,
+            clock,
+            list_again=self._tree.list_again,
+            confirm_stored=self._comparisons.confirm,
+        )
         limiter = trio.CapacityLimiter(settings.data_threads)
         self._readers = Readers(client, context, settings, metrics=metrics, clock=clock, limiter=limiter)
         self._client = client
         self._capacity = Capacity(0, 0)
-        self._offers = PassthroughOffers(flags.offers_fd, self._tree, clock)
+        self._offers = PassthroughOffers(flags.offers_fd, self._comparisons)
         stack.callback(self._offers.close)
         operations = GatedOperations(
             self._tree,
@@ -112,7 +121,7 @@ class Worker:
             await nursery.start(self._tree.run)
             await self._tree.start()
             await nursery.start(self._readers.fetcher.run)
-            nursery.start_soon(self._offers.run)
+            nursery.start_soon(self._comparisons.run)
             nursery.start_soon(self._watch_capacity)
             nursery.start_soon(self._tell_served)
             nursery.start_soon(self._close_client_at_the_end)

@@ -1,11 +1,11 @@
 """The process between the kernel and the workers: `python -S -m fusecache.kernel.gate`, started by the supervisor.
 
-A request's way: the kernel's message is read from the device; FORGET and INTERRUPT are dropped; OPEN, RELEASE, FLUSH
-and their like are answered here where they can be (`no-open`: -ENOSYS, after which the kernel sends no more of them;
-`passthrough`: see `kernel.opens`), and so are READs of files that the gate knows (`kernel.direct_reads`); everything
-else goes to a worker with credits (`kernel.in_flight`) or waits for one. A worker's answer is checked (`kernel.wire`),
-a READ's bytes are taken from its shared slot (`kernel.reply_slots`), and the kernel gets it. When a worker dies, what
-it held goes to another one: callers see a pause, on any kernel.
+A request's way: the kernel's message is read from the device; FORGET and INTERRUPT are dropped; OPEN, RELEASE, FLUSH,
+IOCTL and their like are answered here where they can be (`no-open`: -ENOSYS, after which the kernel sends no more of
+them; `passthrough`: see `kernel.opens`), and so are READs of files that the gate knows (`kernel.direct_reads`);
+everything else goes to a worker with credits (`kernel.in_flight`) or waits for one. A worker's answer is checked
+(`kernel.wire`), a READ's bytes are taken from its shared slot (`kernel.reply_slots`), and the kernel gets it. When a
+worker dies, what it held goes to another one: callers see a pause, on any kernel.
 
 One thread does all of this and never blocks but in epoll; notifications are written by threads of their own
 (`kernel.notifications`). It spins before it sleeps (`kernel.spin`). Standard library only.
@@ -274,6 +274,11 @@ class Gate:
         elif opcode in _NO_SUCH_CALL:
             self._answered[opcode] += 1
             self._answers.write_error(unique, wire.NO_SUCH_CALL)
+            return
+        elif opcode == wire.IOCTL:
+            # Python's open() asks each file whether it is a terminal, and the kernel asks us each time.
+            self._answered[opcode] += 1
+            self._answers.write_error(unique, errno.ENOTTY)
             return
         elif opcode in _DONE:
             self._answered[opcode] += 1

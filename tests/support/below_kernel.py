@@ -203,7 +203,9 @@ async def below_kernel(
             )
             readers = Readers(
                 client,
-                MetadataFileContext(tree, client, chosen, clock, list_again=lambda inode: None),
+                MetadataFileContext(
+                    tree, client, chosen, clock, list_again=lambda inode: None, confirm_stored=lambda entry, fd: False
+                ),
                 chosen,
                 metrics=metrics,
                 clock=clock,

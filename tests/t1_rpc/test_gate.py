@@ -240,6 +240,8 @@ def test_without_open_the_gate_answers_what_needs_no_worker(start: Start) -> Non
         system.ask(opcode, unique)
     system.ask(wire.OPEN, 40)
     assert system.answered() == (errno.ENOSYS, 40, b"")
+    system.ask(wire.IOCTL, 41)
+    assert system.answered() == (errno.ENOTTY, 41, b"")
     assert system.status()["answered"]["INTERRUPT"] == 1
 
 

@@ -113,6 +113,9 @@ class TreeContext:
     def superseded(self, inode: int) -> bool:
         return self._tree.superseded(inode)
 
+    def confirm_stored(self, entry: Entry, fd: int) -> bool:
+        return False
+
     def confirm(self, entry: Entry, *, whole: bool) -> Callable[[], None]:
         inode = entry.inode
         path = self._tree.path(inode)

@@ -67,6 +67,7 @@ class Bench:
             Settings(),
             self.clock,
             list_again=self.relisted.append,  # type: ignore[arg-type]
+            confirm_stored=lambda entry, fd: False,
         )
 
     def check(self, *, whole: bool) -> None:

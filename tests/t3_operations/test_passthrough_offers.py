@@ -16,6 +16,7 @@ import trio.testing
 from fusecache.alluxio.model import Block
 from fusecache.cache.record import Entry
 from fusecache.clock import SystemClock
+from fusecache.daemon.comparisons import Comparisons
 from fusecache.daemon.passthrough_offers import PassthroughOffers
 from fusecache.errors import Unavailable
 from fusecache.kernel.offers import OfferReceiver
@@ -29,17 +30,23 @@ class Metadata:
 
     def __init__(self) -> None:
         self.immutable = False
+        self.current = True
+        self.takes_s = 0.0
         self.failing = False
         self.asked: list[int] = []
 
     def is_immutable(self, folder: int) -> bool:
         return self.immutable
 
+    def is_current(self, inode: int) -> bool:
+        return self.current
+
     async def ask(self, kind: str, **fields: object) -> dict[str, object]:
         assert kind == "confirm"
         folder = fields["folder"]
         assert isinstance(folder, int)
         self.asked.append(folder)
+        await trio.sleep(self.takes_s)
         if self.failing:
             raise Unavailable("no answer")
         return {}
@@ -51,11 +58,19 @@ def entry_of(inode: int, length: int) -> Entry:
     )  # fmt: skip
 
 
+class LoopClock(SystemClock):
+    """The event loop's time, which a test can move."""
+
+    def now(self) -> float:
+        return trio.current_time()
+
+
 class Offering(NamedTuple):
     """A worker's offers, and who hears them."""
 
     metadata: Metadata
     offers: PassthroughOffers
+    comparisons: Comparisons
     gate: OfferReceiver
 
 
@@ -64,8 +79,9 @@ def offering() -> Iterator[Offering]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     receiver = OfferReceiver(ours.detach())
     metadata = Metadata()
-    offers = PassthroughOffers(theirs.detach(), metadata, SystemClock())
-    yield Offering(metadata, offers, receiver)
+    comparisons = Comparisons(metadata, SystemClock())
+    offers = PassthroughOffers(theirs.detach(), comparisons)
+    yield Offering(metadata, offers, comparisons, receiver)
     offers.close()
     receiver.close()
 
@@ -99,7 +115,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def test_passthrough_offers_immutable_data_at_once(offering: Offering, block: OpenBlock) -> None:
-    metadata, offers, gate = offering
+    metadata, offers, _, gate = offering
     metadata.immutable = True
     offers.offer(5, entry_of(5, 7), block)
     assert taken(gate, 5) == b"content"
@@ -108,10 +124,10 @@ async def test_passthrough_offers_immutable_data_at_once(offering: Offering, blo
 
 async def test_passthrough_offers_nothing_before_the_folder_is_confirmed(offering: Offering, block: OpenBlock) -> None:
     """S34: the first open is an ordinary one; the comparison that it asks for lets the next one through."""
-    metadata, offers, gate = offering
+    metadata, offers, comparisons, gate = offering
     time.sleep(0.02)  # the file system's clock ticks every few milliseconds: the block is older than what follows
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(offers.run)
+        nursery.start_soon(comparisons.run)
         offers.offer(5, entry_of(5, 7), block)
         assert taken(gate, 5) is None
         await until(lambda: metadata.asked == [FOLDER])
@@ -125,9 +141,9 @@ async def test_passthrough_offers_no_block_that_came_after_the_comparison(
     offering: Offering, block: OpenBlock, tmp_path: Path
 ) -> None:
     """S34: a block stored later may hold what Alluxio has not noticed yet."""
-    metadata, offers, gate = offering
+    metadata, offers, comparisons, gate = offering
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(offers.run)
+        nursery.start_soon(comparisons.run)
         offers.offer(5, entry_of(5, 7), block)
         await until(lambda: metadata.asked == [FOLDER])
         await trio.testing.wait_all_tasks_blocked()
@@ -138,12 +154,48 @@ async def test_passthrough_offers_no_block_that_came_after_the_comparison(
         nursery.cancel_scope.cancel()
 
 
+async def test_passthrough_offers_nothing_of_an_id_that_the_comparison_found_replaced(
+    offering: Offering, block: OpenBlock
+) -> None:
+    """S34: the block of a replaced id may have been stored after the change, which is what the comparison found."""
+    metadata, offers, comparisons, gate = offering
+    time.sleep(0.02)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(comparisons.run)
+        offers.offer(5, entry_of(5, 7), block)
+        await until(lambda: metadata.asked == [FOLDER])
+        await trio.testing.wait_all_tasks_blocked()
+        metadata.current = False
+        offers.offer(5, entry_of(5, 7), block)
+        assert taken(gate, 5) is None
+        nursery.cancel_scope.cancel()
+
+
+async def test_passthrough_offers_large_folder_is_not_compared_all_the_time(
+    offering: Offering, block: OpenBlock, tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    """A comparison that took a minute is not asked for again for ten, however many blocks are stored meanwhile."""
+    metadata = offering.metadata
+    metadata.takes_s = 60.0
+    comparisons = Comparisons(metadata, LoopClock())
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(comparisons.run)
+        asked = []
+        for _ in range(20 * 60):
+            comparisons.confirm(entry_of(5, 7), block.fd)
+            await trio.sleep(1)
+            os.utime(tmp_path / "block")  # another block was stored
+            asked.append(len(metadata.asked))
+        assert asked[-1] == 2
+        nursery.cancel_scope.cancel()
+
+
 async def test_passthrough_offers_nothing_while_nobody_can_confirm(offering: Offering, block: OpenBlock) -> None:
     """And the agent is not asked again for each open."""
-    metadata, offers, gate = offering
+    metadata, offers, comparisons, gate = offering
     metadata.failing = True
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(offers.run)
+        nursery.start_soon(comparisons.run)
         for _ in range(3):
             offers.offer(5, entry_of(5, 7), block)
             await until(lambda: metadata.asked == [FOLDER])
@@ -156,10 +208,10 @@ async def test_passthrough_offers_forget_confirmations_when_the_wall_clock_jumps
     offering: Offering, block: OpenBlock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A clock that was put back would make a new block look older than an old comparison."""
-    metadata, offers, gate = offering
+    metadata, offers, comparisons, gate = offering
     time.sleep(0.02)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(offers.run)
+        nursery.start_soon(comparisons.run)
         offers.offer(5, entry_of(5, 7), block)
         await until(lambda: metadata.asked == [FOLDER])
         await trio.testing.wait_all_tasks_blocked()

@@ -152,12 +152,16 @@ class FakeContext:
         self.confirmed = 0
         self.whole: list[bool] = []
         self.replaced = False
+        self.stored_confirmed = False
 
     def ufs_path(self, inode: int) -> bytes | None:
         return b"/ufs/file"
 
     def superseded(self, inode: int) -> bool:
         return self.dead
+
+    def confirm_stored(self, entry: Entry, fd: int) -> bool:
+        return self.stored_confirmed
 
     def confirm(self, entry: Entry, *, whole: bool) -> Callable[[], None]:
         self.whole.append(whole)
@@ -398,6 +402,43 @@ async def test_reader_starts_no_more_reads_than_there_are_threads_for(tmp_path: 
             assert not client.streams
         assert len(client.streams) == 1
     assert client.started == 0
+
+
+@pytest.mark.parametrize("confirmed", [False, True])
+async def test_reader_block_stored_while_open_needs_a_call_unless_its_folder_was_compared(
+    tmp_path: Path, confirmed: bool
+) -> None:
+    """S03; a reader behind the gate lives on, so its second epoch would cost a call per file."""
+    content = content_of(100 * KIB)
+    client, context = FakeClient(content, 64 * MIB, tmp_path, source="ufs"), FakeContext()
+    async with readers_over(client, context, Metrics()) as readers:
+        reader = readers.open(entry_of(content, 64 * MIB, locations=False))
+        assert bytes(await reader.read(0, MIB)) == content
+        fetched, streams = context.confirmed, len(client.streams)
+        client.make_local(0)
+        context.stored_confirmed = confirmed
+        assert reader.hot_read(4096, MIB) is None, "only the start of a pass looks for it"
+        assert bytes(reader.hot_read(0, MIB) or await reader.read(0, MIB)) == content
+        assert (context.confirmed - fetched, len(client.streams)) == (0 if confirmed else 1, streams)
+        assert bytes(reader.hot_read(0, MIB) or b"") == content, "from now on like any other"
+        stored = readers.open_blocks.open(reader.block(0))
+        assert stored is not None
+        readers.open_blocks.close(stored)  # as for lack of room
+        assert bytes(reader.hot_read(0, MIB) or b"") == content
+        assert (context.confirmed - fetched, len(client.streams)) == (0 if confirmed else 1, streams)
+
+
+async def test_reader_block_stored_of_a_replaced_id_is_stale(tmp_path: Path) -> None:
+    """S03: what was stored while the file was open may be the version after this one."""
+    content = content_of(100 * KIB)
+    client, context = FakeClient(content, 64 * MIB, tmp_path, source="ufs"), FakeContext()
+    async with readers_over(client, context, Metrics()) as readers:
+        reader = readers.open(entry_of(content, 64 * MIB, locations=False))
+        assert bytes(await reader.read(0, MIB)) == content
+        client.make_local(0)
+        context.replaced = True
+        with pytest.raises(StaleId):
+            await reader.read(0, MIB)
 
 
 async def test_reader_replaced_bytes_that_are_there_are_stale(tmp_path: Path) -> None:
