@@ -48,6 +48,9 @@ COMMANDS: dict[str, Command] = {
     "serve": Command("serve", "serve", "Run all mounts of a configuration file."),
     "wait": Command("wait", "wait", "Wait until reads work on a mount."),
     "status": Command("status", "status", "Show the state of one mount, or of all."),
+    "drill": Command(
+        "drill", "drill", "Kill a mount's own processes while reading, and show that nothing was noticed."
+    ),
     "refresh": Command("refresh", "refresh", "List folders of a mount again now, and push what changed."),
     "log-level": Command("log_level", "log_level", "Change the log level of a running mount."),
     "ls": Command("look", "ls", "List a path as Alluxio sees it: blocks, locations, percent."),

@@ -202,11 +202,11 @@ class Agent(MountCore):
             del self._served[block_id]
         if len(taken) < most:
             try:
-                inodes = await trio.to_thread.run_sync(self._gate.take_opened, most - len(taken))
+                opened = await trio.to_thread.run_sync(self._gate.take_opened, most - len(taken))
             except OSError as error:
                 log.debug("the gate told no opened files", error=error.strerror)
             else:
-                taken += [block_id_of(inode - 1, 0) for inode in inodes]
+                taken += [block_id_of(inode - 1, index) for inode, index in opened]
         return taken
 
     async def _sample(self) -> list[SampledFile]:

@@ -1,7 +1,7 @@
 """Which block files the kernel, or the gate, may read without asking a worker, and their way to the gate.
 
-A worker that has opened the block file of a one-block file offers its descriptor: in `passthrough` mode before it
-answers the OPEN, in `no-open` mode when it has answered a READ from it. What is read from then on nobody here can
+A worker that has opened a block file offers its descriptor: that of a one-block file before it answers the OPEN (in
+`passthrough` mode), any when it has answered a READ from it. What is read from then on nobody here can
 check, so the block's version must be confirmed before (`comparisons`). The request that finds it unconfirmed is an
 ordinary one.
 
@@ -23,9 +23,12 @@ class PassthroughOffers:
         self._sender = OfferSender(descriptor)
         self._comparisons = comparisons
 
-    def offer(self, inode: int, entry: Entry, opened: OpenBlock) -> bool:
-        """Send the descriptor if the block's version is confirmed. False when it was not sent; never waits."""
-        return self._comparisons.confirm(entry, opened.fd) and self._sender.offer(inode, opened.fd)
+    def offer(self, entry: Entry, index: int, opened: OpenBlock) -> bool:
+        """Send the descriptor of block `index` if its version is confirmed. False when it was not sent; never waits."""
+        if not self._comparisons.confirm(entry, opened.fd):
+            return False
+        block_bytes = 0 if entry.block_count == 1 else entry.block_size
+        return self._sender.offer(entry.inode, opened.fd, index, block_bytes)
 
     def close(self) -> None:
         """No more offers."""

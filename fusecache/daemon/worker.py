@@ -63,7 +63,9 @@ class Worker:
     """One worker, wired."""
 
     def __init__(self, plan: MountPlan, flags: argparse.Namespace, stack: ExitStack) -> None:
-        settings = plan.settings
+        # The setting is the mount's; each worker has its share of it.
+        own_buffer_bytes = plan.settings.read_buffer_bytes // plan.settings.workers
+        settings = plan.settings.model_copy(update={"read_buffer_bytes": own_buffer_bytes})
         assert plan.cluster is not None
         clock = SystemClock()
         metrics = Metrics()

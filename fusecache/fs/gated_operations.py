@@ -15,7 +15,9 @@ Sends no descriptor and knows no socket: slots and offers are given.
 from __future__ import annotations
 
 import errno
+import math
 import os
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -62,8 +64,11 @@ class ReplySlots(Protocol[_S]):
         ...
 
 
-Offer = Callable[[int, Entry, OpenBlock], bool]
-"""Offers a block file as what backs an inode, when its version is confirmed; never waits. False: not yet."""
+Offer = Callable[[Entry, int, OpenBlock], bool]
+"""Offers the file of a block (index) as what backs it, when its version is confirmed; never waits. False: not yet."""
+
+OFFER_AGAIN_S = 10.0
+"""READs of a block that still come to a worker this long after it was offered have it offered again."""
 
 
 class GatedOperations(Operations, Generic[_S]):
@@ -96,7 +101,10 @@ class GatedOperations(Operations, Generic[_S]):
         entry = await self._entry(inode)
         if entry.folder:
             raise FUSEError(errno.EISDIR)
-        self._offer_file(self._readers.keep(entry))
+        reader = self._readers.keep(entry)
+        if entry.block_count == 1:
+            reader.offer_again_s.clear()  # it came here, so the gate does not know the file (any more)
+            self._offer_block(reader, 0)
         return FileInfo(fh=FileHandleT(inode), keep_cache=True)
 
     @served
@@ -111,8 +119,7 @@ class GatedOperations(Operations, Generic[_S]):
         self._readers.buffer = slot.view
         data = reader.hot_read(off, size)
         if data is not None:
-            if not reader.offered:
-                self._offer_file(reader)
+            self._offer_block(reader, off)
             return self._slots.token(slot, len(data))
         self._slots.give_back(slot)  # the bytes may be long in coming
         try:
@@ -124,13 +131,21 @@ class GatedOperations(Operations, Generic[_S]):
             raise
         return self._answer(found, size)
 
-    def _offer_file(self, reader: FileReader) -> None:
-        """Offer the reader's file, if it may be offered; `offered` then says that there is nothing left to do."""
-        opened = reader.whole_file()
-        if opened is not None:
-            reader.offered = self._offer(reader.entry.inode, reader.entry, opened)
-        elif reader.entry.block_count != 1 or reader.has_linked_block():
-            reader.offered = True
+    def _offer_block(self, reader: FileReader, offset: int) -> None:
+        """Offer the block file that a READ was answered from, so that the next READ need not come here."""
+        entry = reader.entry
+        index = offset // entry.block_size
+        now_s = time.monotonic()
+        if index >= entry.block_count or reader.offer_again_s.get(index, 0.0) > now_s:
+            return
+        opened = reader.block_file(index)
+        if opened is None:
+            return
+        if opened.written_ns is not None:
+            reader.offer_again_s[index] = math.inf
+        elif self._offer(entry, index, opened):
+            # READs that come here still: it was refused, or the gate is another one.
+            reader.offer_again_s[index] = now_s + OFFER_AGAIN_S
 
     async def _reader_of(self, inode: int) -> FileReader:
         """The reader of a file that the kernel reads without an OPEN."""

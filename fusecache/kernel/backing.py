@@ -11,6 +11,7 @@ import struct
 
 from fusecache.kernel import wire
 from fusecache.kernel.learned import LearnedFiles, reason_of
+from fusecache.kernel.offers import Offered
 
 _U32 = struct.Struct("<I")
 
@@ -41,12 +42,12 @@ class Backing:
         self._registry = registry
         self.learned = learned
 
-    def register_offer(self, inode: int, descriptor: int, asked_at_s: float) -> int | None:
-        """Learn and register an offered file; its backing id. None: ordinary open."""
-        if not self.learned.learn(inode, descriptor, asked_at_s):
+    def register_offer(self, inode: int, offered: Offered, asked_at_s: float) -> int | None:
+        """Learn and register an offered file that is the whole inode; its backing id. None: ordinary open."""
+        if not self.learned.learn(inode, offered, asked_at_s):
             return None
         try:
-            return self._registry.register(descriptor)
+            return self._registry.register(offered.descriptor)
         except OSError as exc:
             self.learned.drop(inode, reason_of("register", exc))
             return None
@@ -56,14 +57,13 @@ class Backing:
         opened = self.learned.open(inode)
         if opened is None:
             return None
-        descriptor, _ = opened
         try:
-            return self._registry.register(descriptor)
+            return self._registry.register(opened.descriptor)
         except OSError as exc:
             self.learned.drop(inode, reason_of("register", exc))
             return None
         finally:
-            os.close(descriptor)
+            os.close(opened.descriptor)
 
     def unregister(self, backing_id: int) -> None:
         """Give a backing id back to the kernel."""

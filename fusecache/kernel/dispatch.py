@@ -50,7 +50,7 @@ class Dispatch:
         self,
         answers: Answers,
         opens: Opens | None,
-        direct_reads: DirectReads | None,
+        direct_reads: DirectReads,
         epoll: select.epoll,
         init: tuple[bytes, InitPlan],
         on_init_answer: Callable[[bytes], None],
@@ -195,7 +195,7 @@ class Dispatch:
         self._answers.write_data(request.unique, content)
         self.slot_bytes += len(content)
         worker.slots.free(slot)
-        if self._direct_reads is not None and worker.offers.is_waiting():
+        if worker.offers.is_waiting():
             self._direct_reads.learn(request.inode, worker.offers, request.taken_at_s)
 
     def _drop_answer(self, worker: Worker, received: int) -> None:

@@ -15,9 +15,9 @@ given to a worker), `redelivered`, `poisoned`, `given_twice` (left unread by a b
 `workers_broken` (cut off for what they sent), `answers_unasked` (of a slower worker, or to nothing), `bytes_by_slots`,
 `notifications` (pushes, pushes_refused, stored_bytes), `spin_seconds`; `in_flight`, `waiting`, `failing`, `workers`
 (`unread_s`: for how long its socket has lain unread); `refusals` (of offered files, by reason), `learned` (files that
-are known); in no-open mode `direct_reads` (reads, bytes, not_in_memory); in passthrough mode `opens` (passthrough_new,
-passthrough_learned, passthrough_known, ordinary), `open_inodes`, `closed_backings` (registered still, nobody has them
-open).
+are known); `direct_reads` (reads, bytes, mapped_bytes of them, not_in_memory); in passthrough mode `opens`
+(passthrough_new, passthrough_learned, passthrough_known, ordinary), `open_inodes`, `closed_backings` (registered still,
+nobody has them open).
 
 Decides nothing about file contents, names or freshness, and restarts nobody.
 """
@@ -101,13 +101,10 @@ class Gate:
         devices = None if allowed is None else frozenset(map(_device_number, allowed))
         self._learned = LearnedFiles(devices, time.monotonic)
         self._opens: Opens | None = None
-        self._direct_reads: DirectReads | None = None
-        """One of the two: without `_opens` the kernel is told never to send OPEN."""
+        """None: the kernel is told never to send OPEN."""
         if settings["open_mode"] == "passthrough":
             table = OpenTable(_table_buffer(settings["open_table_fd"]))
             self._opens = Opens(table, Backing(registry or Registry(device), self._learned))
-        else:
-            self._direct_reads = DirectReads(self._learned)
         self._notification_wait_s = float(settings.get("notification_wait_s", NOTIFICATION_WAIT_S))
         self._spin = Spin(int(settings.get("spin_us", 0)))
 
@@ -120,6 +117,7 @@ class Gate:
         self._epoll = select.epoll()
         self._epoll.register(control, select.EPOLLIN)
         self._answers = Answers(device, self._log)
+        self._direct_reads = DirectReads(self._learned, self._answers)
         init = (bytes.fromhex(settings["init"]), InitPlan(**settings["init_plan"]))
         self._dispatch = Dispatch(
             self._answers,
@@ -190,7 +188,7 @@ class Gate:
                 if self._opens is not None:
                     self._opens.look_around(now_s)
                 elif self._learned.has_forgotten:
-                    self._learned.forgotten()
+                    self._learned.settle_forgotten()
                 if self._stop_at_s is not None and (now_s >= self._stop_at_s or self._dispatch.is_drained()):
                     return
 
@@ -259,11 +257,9 @@ class Gate:
                 self._opens.release(unique, inode, now_s)
             self._answers.write_error(unique, 0)
             return
-        elif opcode == wire.READ and self._direct_reads is not None and self._learned:
-            content = self._direct_reads.read(inode, *wire.read_range(buffer))
-            if content is not None:
+        elif opcode == wire.READ and self._learned:
+            if self._direct_reads.answer(unique, inode, *wire.read_range(buffer)):
                 self._answered[opcode] += 1
-                self._answers.write_data(unique, content)
                 return
             wire.use_inode_as_handle(buffer, opcode, inode)
         elif opcode in _WITH_HANDLE:
@@ -352,8 +348,7 @@ class Gate:
         }
         status["refusals"] = dict(self._learned.refusals)
         status["learned"] = len(self._learned)
-        if self._direct_reads is not None:
-            status["direct_reads"] = dict(self._direct_reads.counts)
+        status["direct_reads"] = dict(self._direct_reads.counts)
         if self._opens is not None:
             table = self._opens.table
             status["opens"] = dict(self._opens.counts)

@@ -37,7 +37,9 @@ MOST_STORE_BYTES = 128 << 10
 """Bytes of one STORE message: fits an unprivileged socket buffer (208 KiB) with room for another message."""
 MOST_MESSAGE_BYTES = HEAD.size + MOST_STORE_BYTES
 MOST_ANSWER_BYTES = 128 << 10
-MOST_OPENED = (MOST_ANSWER_BYTES - ANSWER.size) // 8
+OPENED = struct.Struct("<QQ")
+"""inode, index of the block."""
+MOST_OPENED = (MOST_ANSWER_BYTES - ANSWER.size) // OPENED.size
 MOST_NAME_BYTES = 1024
 """FUSE_NAME_MAX of fs/fuse/fuse_i.h; longer names never reach the kernel."""
 ANSWER_TIMEOUT_S = 60.0
@@ -137,10 +139,10 @@ class GateLink:
             raise OSError(errno.EPROTO, "the gate's status is no object")
         return answer
 
-    def take_opened(self, most: int = MOST_OPENED) -> list[int]:
-        """Inodes that the gate opened by itself since the last call (no worker saw them); at most `most`."""
+    def take_opened(self, most: int = MOST_OPENED) -> list[tuple[int, int]]:
+        """Blocks (inode, index) opened by the gate alone since the last call: no worker saw it. At most `most`."""
         payload = self._ask(TAKE_OPENED, 0, 0, min(most, MOST_OPENED))
-        return list(memoryview(payload).cast("Q"))
+        return list(OPENED.iter_unpack(payload))
 
     def close(self) -> None:
         """End: whoever waits gets ECONNRESET."""

@@ -1,4 +1,4 @@
-"""Files that hold an inode's bytes, one to one: what workers may hand in, and what is known of it afterwards.
+"""Files that hold an inode's bytes, or a block's, one to one: what workers hand in, and what is known of it afterwards.
 
 An unprivileged worker hands in a descriptor, and from then on its file is read with the gate's rights: by the kernel
 (`kernel.opens`) or by the gate (`kernel.direct_reads`). So only what the worker could read itself is accepted: a
@@ -24,10 +24,12 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from fusecache.kernel.offers import Offered
+
 MOST_LEARNED: Final = 1 << 18
 """Inodes; about 400 bytes each. The oldest go first."""
 MOST_REMEMBERED: Final = 1 << 16
-"""Inodes forgotten, and inodes read unseen by workers since the agent last asked."""
+"""Inodes forgotten, and blocks read unseen by workers since the agent last asked."""
 _O_LARGEFILE: Final = 0o100000
 """Set in F_GETFL by open(2) on 64-bit machines; Python's os.O_LARGEFILE is 0 there."""
 _HARMLESS_FLAGS: Final = _O_LARGEFILE | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -45,6 +47,22 @@ class LearnedFile(NamedTuple):
     """With it, a new file that got the number of a deleted one can't be taken for it."""
 
 
+class LearnedBlocks(NamedTuple):
+    """What backs an inode of several blocks, as far as it was handed in."""
+
+    block_bytes: int
+    files: dict[int, LearnedFile]
+    """By the block's index."""
+
+
+class OpenedFile(NamedTuple):
+    """A new descriptor of a learned file, the caller's to close."""
+
+    descriptor: int
+    size: int
+    block_index: int = 0
+
+
 def _identity(path: bytes, status: os.stat_result) -> LearnedFile:
     return LearnedFile(path, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
@@ -57,16 +75,20 @@ class LearnedFiles:
         self._allowed_devices = allowed_devices
         self._clock = clock
         self._files: dict[int, LearnedFile] = {}
+        self._blocks: dict[int, LearnedBlocks] = {}
+        self._block_count = 0
         self.refusals: Counter[str] = Counter()
         """Reason -> how often a file was not taken, or a learned one was forgotten because of what it is now."""
         self._to_forget: list[int] = []
         self._forgotten_at_s: dict[int, float] = {}
         self._all_forgotten_at_s = -math.inf
         """Every inode counts as forgotten then: there were too many to remember."""
-        self._unseen: dict[int, None] = {}
+        self._unseen: dict[tuple[int, int], None] = {}
+        self.on_forgotten: Callable[[int], None] | None = None
+        """Called by `settle_forgotten` for each inode."""
 
     def __len__(self) -> int:
-        return len(self._files)
+        return len(self._files) + self._block_count
 
     def refusal_of(self, descriptor: int, status: os.stat_result) -> str | None:
         """Why this descriptor may not be used; None: it may."""
@@ -81,11 +103,12 @@ class LearnedFiles:
             return "elsewhere"
         return None
 
-    def learn(self, inode: int, descriptor: int, asked_at_s: float) -> bool:
+    def learn(self, inode: int, offered: Offered, asked_at_s: float) -> bool:
         """Check a descriptor that was handed in because of a request taken at `asked_at_s`; False: not taken.
 
         The descriptor stays the caller's.
         """
+        descriptor = offered.descriptor
         if asked_at_s <= self._forgotten_at_s.get(inode, self._all_forgotten_at_s):
             self.refusals["superseded"] += 1
             return False
@@ -98,79 +121,119 @@ class LearnedFiles:
         if refusal is not None:
             self.refusals[refusal] += 1
             return False
+        if offered.block_bytes:
+            self._learn_block(inode, offered, _identity(path, status))
+            return True
         self._files[inode] = _identity(path, status)
         if len(self._files) > MOST_LEARNED:
             for oldest in list(itertools.islice(self._files, MOST_LEARNED // 16)):
                 del self._files[oldest]
         return True
 
-    def open(self, inode: int) -> tuple[int, int] | None:
-        """(new descriptor, size) of what was learned, if it is still the same file; otherwise None, and forgotten."""
+    def open(self, inode: int) -> OpenedFile | None:
+        """What was learned to be the whole inode, if it is still the same file; otherwise None, and forgotten."""
         file = self._files.get(inode)
+        return None if file is None else self._opened(inode, 0, file)
+
+    def open_at(self, inode: int, offset: int) -> tuple[OpenedFile, int, int] | None:
+        """As `open` what holds the byte at `offset`, where it begins in the inode, and the size of a block (0: the file
+        is the whole inode)."""
+        file = self._files.get(inode)
+        if file is not None:
+            opened = self._opened(inode, 0, file)
+            return None if opened is None else (opened, 0, 0)
+        blocks = self._blocks.get(inode)
+        if blocks is None:
+            return None
+        index = offset // blocks.block_bytes
+        file = blocks.files.get(index)
         if file is None:
             return None
+        opened = self._opened(inode, index, file)
+        return None if opened is None else (opened, index * blocks.block_bytes, blocks.block_bytes)
+
+    def drop(self, inode: int, reason: str, index: int = 0) -> None:
+        """Forget a file because of what it turned out to be."""
+        self._files.pop(inode, None)
+        blocks = self._blocks.get(inode)
+        if blocks is not None and blocks.files.pop(index, None) is not None:
+            self._block_count -= 1
+        self.refusals[reason] += 1
+
+    def _opened(self, inode: int, index: int, file: LearnedFile) -> OpenedFile | None:
         try:
             descriptor = os.open(file.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as exc:
-            self.drop(inode, reason_of("learned", exc))
+            self.drop(inode, reason_of("learned", exc), index)
             return None
         status = os.fstat(descriptor)
         if status.st_nlink == 1 and _identity(file.path, status) == file:
-            return descriptor, file.size
+            return OpenedFile(descriptor, file.size, index)
         os.close(descriptor)
-        self.drop(inode, "learned_changed")
+        self.drop(inode, "learned_changed", index)
         return None
 
-    def drop(self, inode: int, reason: str) -> None:
-        """Forget a file because of what it turned out to be."""
-        self._files.pop(inode, None)
-        self.refusals[reason] += 1
+    def _learn_block(self, inode: int, offered: Offered, file: LearnedFile) -> None:
+        blocks = self._blocks.get(inode)
+        if blocks is None or blocks.block_bytes != offered.block_bytes:
+            self._forget_blocks(inode)
+            blocks = self._blocks[inode] = LearnedBlocks(offered.block_bytes, {})
+        self._block_count += offered.block_index not in blocks.files
+        blocks.files[offered.block_index] = file
+        while self._block_count > MOST_LEARNED:
+            self._forget_blocks(next(iter(self._blocks)))
+
+    def _forget_blocks(self, inode: int) -> None:
+        blocks = self._blocks.pop(inode, None)
+        if blocks is not None:
+            self._block_count -= len(blocks.files)
 
     def forget(self, inode: int) -> None:
-        """The inode was invalidated. Any thread; takes effect with `forgotten`."""
+        """The inode was invalidated. Any thread; takes effect with `settle_forgotten`."""
         self._to_forget.append(inode)
 
     @property
     def has_forgotten(self) -> bool:
-        """Whether `forgotten` has something to do."""
+        """Whether `settle_forgotten` has something to do."""
         return bool(self._to_forget)
 
-    def forgotten(self) -> list[int]:
-        """Do what `forget` asked for; the inodes."""
-        inodes: list[int] = []
+    def settle_forgotten(self) -> None:
+        """Do what `forget` asked for."""
         now_s = self._clock()
         while self._to_forget:
             inode = self._to_forget.pop()
             self._files.pop(inode, None)
+            self._forget_blocks(inode)
             self._forgotten_at_s[inode] = now_s
-            inodes.append(inode)
+            if self.on_forgotten is not None:
+                self.on_forgotten(inode)
         if len(self._forgotten_at_s) > MOST_REMEMBERED:
             self._forgotten_at_s.clear()
             self._all_forgotten_at_s = now_s
-        return inodes
 
-    def note_unseen(self, inode: int) -> None:
-        """The inode was opened or read without a worker."""
+    def note_unseen(self, inode: int, index: int = 0) -> None:
+        """A block of the inode was opened or read without a worker."""
         unseen = self._unseen
-        unseen[inode] = None
+        unseen[inode, index] = None
         if len(unseen) > MOST_REMEMBERED:
             unseen.pop(next(iter(unseen)), None)
 
-    def take_unseen(self, most: int) -> list[int]:
-        """Inodes noted since the last call, oldest first. Any thread."""
+    def take_unseen(self, most: int) -> list[tuple[int, int]]:
+        """Blocks (inode, index) noted since the last call, oldest first. Any thread."""
         unseen = self._unseen
-        inodes: list[int] = []
-        while unseen and len(inodes) < most:
+        blocks: list[tuple[int, int]] = []
+        while unseen and len(blocks) < most:
             try:
-                inode = next(iter(unseen))
-                del unseen[inode]
+                block = next(iter(unseen))
+                del unseen[block]
             except (RuntimeError, StopIteration, KeyError):
                 # The loop changed it between the two steps: what is left is for the next call.
                 break
-            inodes.append(inode)
-        return inodes
+            blocks.append(block)
+        return blocks
 
 
-def reason_of(what: str, exc: OSError) -> str:
+def reason_of(what: str, exc: OSError | ValueError) -> str:
     """A refusal's name: `offer_eloop`."""
-    return f"{what}_{errno.errorcode.get(exc.errno or 0, 'unknown').lower()}"
+    number = exc.errno if isinstance(exc, OSError) else None
+    return f"{what}_{errno.errorcode.get(number or 0, 'unknown').lower()}"

@@ -17,7 +17,6 @@ import json
 import os
 import queue
 import socket
-import struct
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -100,8 +99,8 @@ class Notifications:
                 self._answer(link, request.id, 0, json.dumps(self._status()).encode())
             elif request.kind == gate_link.TAKE_OPENED:
                 most = min(request.length, gate_link.MOST_OPENED)
-                inodes = self._learned.take_unseen(most)
-                self._answer(link, request.id, 0, struct.pack(f"<{len(inodes)}Q", *inodes))
+                blocks = self._learned.take_unseen(most)
+                self._answer(link, request.id, 0, b"".join(gate_link.OPENED.pack(*block) for block in blocks))
             else:
                 self._queue.put((link, request))
         link.close()

@@ -1,4 +1,4 @@
-"""What workers offer to the gate: open descriptors of files that hold an inode's bytes, one to one.
+"""What workers offer to the gate: open descriptors of files that hold an inode's bytes, one to one, or one block's.
 
 A worker that wants an inode read without workers sends the descriptor (SCM_RIGHTS) on its offers socket *before*
 it answers the OPEN (without OPEN: before it answers a READ). The gate takes all offers out of that socket before it
@@ -17,12 +17,24 @@ import select
 import socket
 import struct
 from collections import OrderedDict
-from typing import Final
+from typing import Final, NamedTuple
 
-_OFFER = struct.Struct("<QII")
-"""inode, flags (0), padding."""
+_OFFER = struct.Struct("<QIIQ")
+"""inode, index of the block, padding, bytes of a block (0: the file is the whole inode)."""
 MOST_PENDING: Final = 256
-"""Offers whose OPEN is not answered yet; a worker answers at most as many OPENs at once as it has credits."""
+"""Inodes with offers whose OPEN or READ is not answered yet; a worker answers at most as many at once as it has
+credits."""
+MOST_BLOCKS: Final = 64
+"""Pending offers of one inode."""
+
+
+class Offered(NamedTuple):
+    """One open file, to be checked by whoever takes it, and closed."""
+
+    descriptor: int
+    block_index: int = 0
+    block_bytes: int = 0
+    """Size of every block but the last; 0: the file is the whole inode."""
 
 
 class OfferSender:
@@ -33,14 +45,15 @@ class OfferSender:
         self._socket = socket.socket(fileno=descriptor)
         self._socket.setblocking(False)
 
-    def offer(self, inode: int, descriptor: int) -> bool:
-        """Offer an open file (O_RDONLY) for the inode's next OPEN answer; the caller keeps its descriptor.
+    def offer(self, inode: int, descriptor: int, index: int = 0, block_bytes: int = 0) -> bool:
+        """Offer an open file (O_RDONLY) with the inode's next answer; the caller keeps its descriptor.
 
-        False when the gate's queue is full or the gate is gone: answer an ordinary OPEN, nothing else to be done.
+        The file is the whole inode, or with `block_bytes` its block `index`. False when the gate's queue is full or the
+        gate is gone: answer as ever, nothing else to be done.
         """
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))]
         try:
-            self._socket.sendmsg([_OFFER.pack(inode, 0, 0)], rights)
+            self._socket.sendmsg([_OFFER.pack(inode, index, 0, block_bytes)], rights)
         except OSError:
             # Full (EAGAIN), too many descriptors on the way (ETOOMANYREFS), or the gate ended (EPIPE).
             return False
@@ -60,7 +73,7 @@ class OfferReceiver:
         self._socket.setblocking(False)
         self._poll = select.poll()
         self._poll.register(descriptor, select.POLLIN)
-        self._pending: OrderedDict[int, int] = OrderedDict()
+        self._pending: OrderedDict[int, list[Offered]] = OrderedDict()
         self.refused = 0
         """Messages that are no offers."""
 
@@ -68,15 +81,15 @@ class OfferReceiver:
         """Whether the socket holds something (0.4 us; to try to receive costs an exception, 2 us)."""
         return bool(self._poll.poll(0))
 
-    def take(self, inode: int) -> int | None:
-        """The descriptor offered last for an inode, now the caller's; None: no offer."""
+    def take(self, inode: int) -> list[Offered]:
+        """What was offered for an inode, oldest first, now the caller's."""
         self._drain()
-        return self._pending.pop(inode, None)
+        return self._pending.pop(inode, [])
 
     def close(self) -> None:
         """Close the socket and every descriptor that nobody took."""
-        for descriptor in self._pending.values():
-            os.close(descriptor)
+        for offers in self._pending.values():
+            close_all(offers)
         self._pending.clear()
         self._socket.close()
 
@@ -97,12 +110,20 @@ class OfferReceiver:
                     for descriptor in descriptors:
                         os.close(descriptor)
                     continue
-                self._remember(_OFFER.unpack(message)[0], descriptors[0])
+                inode, index, _, block_bytes = _OFFER.unpack(message)
+                self._remember(inode, Offered(descriptors[0], index, block_bytes))
 
-    def _remember(self, inode: int, descriptor: int) -> None:
-        older = self._pending.pop(inode, None)
-        if older is not None:
-            os.close(older)
-        self._pending[inode] = descriptor
+    def _remember(self, inode: int, offered: Offered) -> None:
+        offers = self._pending.pop(inode, [])
+        offers.append(offered)
+        if len(offers) > MOST_BLOCKS:
+            os.close(offers.pop(0).descriptor)
+        self._pending[inode] = offers
         if len(self._pending) > MOST_PENDING:
-            os.close(self._pending.popitem(last=False)[1])
+            close_all(self._pending.popitem(last=False)[1])
+
+
+def close_all(offers: list[Offered]) -> None:
+    """Close descriptors that nobody wants."""
+    for offered in offers:
+        os.close(offered.descriptor)

@@ -11,13 +11,12 @@ Wires the table (`kernel.open_table`), the registry (`kernel.backing`) and the o
 from __future__ import annotations
 
 import errno
-import os
 from typing import Final
 
 from fusecache.kernel import open_table, wire
 from fusecache.kernel.backing import Backing
 from fusecache.kernel.in_flight import Request
-from fusecache.kernel.offers import OfferReceiver
+from fusecache.kernel.offers import OfferReceiver, close_all
 from fusecache.kernel.open_table import OpenTable, TableFull
 
 EXPIRE_EVERY_S: Final = 1.0
@@ -30,13 +29,14 @@ class Opens:
         self.table = table
         self.backing = backing
         self.learned = backing.learned
+        self.learned.on_forgotten = self._supersede
         self.counts = {"passthrough_new": 0, "passthrough_learned": 0, "passthrough_known": 0, "ordinary": 0}
         self._expire_at_s = 0.0
 
     def answer_alone(self, unique: int, inode: int) -> bytes | None:
         """The answer to an OPEN; None when a worker must be asked."""
         if self.learned.has_forgotten:
-            self._supersede_forgotten()
+            self.learned.settle_forgotten()
         table = self.table
         row = table.rows.get(inode)
         if row is not None:
@@ -67,9 +67,10 @@ class Opens:
         unique, inode = request.unique, request.inode
         ordinary = wire.ordinary_open_answer(answer)
         if self.learned.has_forgotten:
-            self._supersede_forgotten()
+            self.learned.settle_forgotten()
         table = self.table
-        offered = offers.take(inode)
+        taken = offers.take(inode)
+        offered = next((offer for offer in reversed(taken) if not offer.block_bytes), None)
         try:
             row = table.rows.get(inode)
             if row is not None:
@@ -87,8 +88,7 @@ class Opens:
                         self.backing.unregister(backing_id)
                     return wire.error_answer(unique, errno.ENFILE)
         finally:
-            if offered is not None:
-                os.close(offered)
+            close_all(taken)
         if row.mode == open_table.PASSTHROUGH:
             self.counts["passthrough_new"] += 1
             return wire.passthrough_answer(unique, row.backing_id)
@@ -98,7 +98,7 @@ class Opens:
     def release(self, unique: int, inode: int, now_s: float) -> None:
         """A RELEASE; also an OPEN whose answer the kernel did not take, because no RELEASE follows that."""
         if self.learned.has_forgotten:
-            self._supersede_forgotten()
+            self.learned.settle_forgotten()
         if not self.table.was_applied(unique):
             backing_id = self.table.release(inode, unique, now_s)
             if backing_id is not None:
@@ -107,7 +107,7 @@ class Opens:
     def look_around(self, now_s: float) -> None:
         """Give back the backing ids that are due."""
         if self.learned.has_forgotten:
-            self._supersede_forgotten()
+            self.learned.settle_forgotten()
         if now_s >= self._expire_at_s:
             self._expire_at_s = now_s + EXPIRE_EVERY_S
             for backing_id in self.table.expired(now_s):
@@ -118,8 +118,7 @@ class Opens:
         """Whether `look_around` will have something to do, without any message."""
         return bool(self.table.closed or self.learned.has_forgotten)
 
-    def _supersede_forgotten(self) -> None:
-        for inode in self.learned.forgotten():
-            backing_id = self.table.supersede(inode)
-            if backing_id is not None:
-                self.backing.unregister(backing_id)
+    def _supersede(self, inode: int) -> None:
+        backing_id = self.table.supersede(inode)
+        if backing_id is not None:
+            self.backing.unregister(backing_id)

@@ -84,7 +84,7 @@ class FileReader:
         "_stale",
         "_whole",
         "entry",
-        "offered",
+        "offer_again_s",
         "opens",
         "reads",
     )  # fmt: skip
@@ -95,8 +95,8 @@ class FileReader:
         self.opens = 0
         self.reads = 0
         """Reads that wait for bytes now."""
-        self.offered = False
-        """Whoever may read the file without asking here knows it (or never will); kept for `fs.gated_operations`."""
+        self.offer_again_s: dict[int, float] = {}
+        """Blocks that whoever may read them without asking here knows: until then; kept for `fs.gated_operations`."""
         self._blocks: dict[int, OpenBlock] = {}
         self._single: OpenBlock | None = None
         """The block file of a file of one block."""
@@ -154,23 +154,17 @@ class FileReader:
             self.reads -= 1
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    def whole_file(self) -> OpenBlock | None:
-        """The block file that is the whole file, when this node has it and nobody can write to it by another name.
+    def block_file(self, index: int) -> OpenBlock | None:
+        """The file of a block, when this node has it.
 
-        Only such a file may be read without asking here any more (passthrough): a hard link to a source file is
-        looked at after each read. Whether its version is confirmed is the caller's to see: it may be a block that
-        was fetched, and stored, through this reader.
+        Only one that nobody can write to by another name (`written_ns` is None) may be read without asking here any
+        more: a hard link to a source file is looked at after each read. Whether its version is confirmed is the
+        caller's to see: it may be a block that was fetched, and stored, through this reader.
         """
-        opened = self._local_file(0) if self.entry.block_count == 1 else None
-        if opened is None or opened.written_ns is not None:
-            return None
-        self._readers.served(opened.block_id)
+        opened = self._local_file(index)
+        if opened is not None:
+            self._readers.served(opened.block_id)
         return opened
-
-    def has_linked_block(self) -> bool:
-        """Whether the file's only block is on this node, and has another name that may be written to."""
-        opened = self._local_file(0) if self.entry.block_count == 1 else None
-        return opened is not None and opened.written_ns is not None
 
     def local_bytes(self) -> int:
         """Bytes of the file that this node can serve from local block files now."""

@@ -506,7 +506,7 @@ def test_an_offered_file_is_opened_by_passthrough_and_learned(start: Start, bloc
     wait_until(lambda: not system.registry.registered)
     system.ask(wire.OPEN, 14, inode=50)
     assert worker.take()[:2] == (wire.OPEN, 14)
-    assert link.take_opened() == [50]
+    assert link.take_opened() == [(50, 0)]
     assert link.take_opened() == []
     link.close()
 
@@ -702,10 +702,60 @@ def test_a_file_that_a_worker_offered_is_read_without_one(start: Start, block: P
     system.read(30, 100, inode=51)
     assert worker.take()[1] == 30
     status = system.status()
-    assert status["direct_reads"] == {"reads": 5, "bytes": 14, "not_in_memory": 0}
+    assert status["direct_reads"] == {"reads": 5, "bytes": 14, "mapped_bytes": 0, "not_in_memory": 0}
     assert (status["answered"]["READ"], status["dispatched"]["READ"]) == (5, 2)
-    assert link.take_opened() == [50]
+    assert link.take_opened() == [(50, 0)]
     link.close()
+
+
+def offer_block_and_read(system: System, worker: FakeWorker, file: Path, index: int, block_bytes: int) -> None:
+    system.ask(wire.READ, 10, 50, read_body(index * block_bytes, 1))
+    assert worker.take()[:2] == (wire.READ, 10)
+    with file.open("rb") as opened_file:
+        assert worker.offers.offer(50, opened_file.fileno(), index, block_bytes)
+    worker.answer_read(10, b"c")
+    assert system.answered() == (0, 10, b"c")
+    system.status()
+
+
+def test_a_block_that_a_worker_offered_is_read_without_one(start: Start, block: Path) -> None:
+    system = start()
+    worker = system.first_worker()
+    link = system.link()
+    offer_block_and_read(system, worker, block, 1, 7)
+    for unique, (offset, size, content) in enumerate([(7, 7, b"content"), (9, 3, b"nte"), (13, 1, b"t")], 20):
+        system.ask(wire.READ, unique, 50, read_body(offset, size))
+        assert system.answered() == (0, unique, content)
+    # Another block, two blocks, one that nobody offered.
+    for unique, (offset, size) in enumerate([(0, 7), (6, 2), (13, 2), (14, 7)], 30):
+        system.ask(wire.READ, unique, 50, read_body(offset, size))
+        assert worker.take()[:2] == (wire.READ, unique)
+    assert system.status()["direct_reads"]["reads"] == 3
+    assert link.take_opened() == [(50, 1)]
+    system.kernel.setblocking(True)
+    thread = threading.Thread(target=link.invalidate_inode, args=(50,))
+    thread.start()
+    for unique in range(30, 34):
+        worker.answer_read(unique, b"x")
+        system.answered()
+    system.kernel.recv(4096)
+    thread.join(WAIT_S)
+    wait_until(lambda: system.status()["learned"] == 0)
+    system.ask(wire.READ, 40, 50, read_body(7, 7))
+    assert worker.take()[:2] == (wire.READ, 40)
+    link.close()
+
+
+def test_a_last_block_ends_the_file_and_one_of_another_size_is_a_worker_s(start: Start, block: Path) -> None:
+    system = start()
+    worker = system.first_worker()
+    offer_block_and_read(system, worker, block, 2, 100)
+    system.ask(wire.READ, 20, 50, read_body(200, 100))
+    assert system.answered() == (0, 20, b"content")
+    # More bytes than a block has: the next one's would be read from this file.
+    offer_block_and_read(system, worker, block, 5, 4)
+    system.ask(wire.READ, 21, 50, read_body(20, 4))
+    assert worker.take()[:2] == (wire.READ, 21)
 
 
 def evict(block: Path) -> None:

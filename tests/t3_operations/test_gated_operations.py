@@ -65,8 +65,8 @@ class Gated:
     async def _stale_read(self, inode: int) -> None:
         self.rig.stale_reads.append(inode)
 
-    def _offer(self, inode: int, entry: Entry, opened: OpenBlock) -> bool:
-        self.offered.append((inode, opened.length))
+    def _offer(self, entry: Entry, index: int, opened: OpenBlock) -> bool:
+        self.offered.append((entry.inode, opened.length))
         return self.taken
 
     async def _hidden(self, name: bytes) -> bytes:

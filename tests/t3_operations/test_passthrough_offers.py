@@ -19,7 +19,7 @@ from fusecache.clock import SystemClock
 from fusecache.daemon.comparisons import Comparisons
 from fusecache.daemon.passthrough_offers import PassthroughOffers
 from fusecache.errors import Unavailable
-from fusecache.kernel.offers import OfferReceiver
+from fusecache.kernel.offers import OfferReceiver, close_all
 from fusecache.prefetch.open_blocks import OpenBlock, OpenBlocks
 
 FOLDER = 77
@@ -99,13 +99,11 @@ def block(tmp_path: Path) -> Iterator[OpenBlock]:
 
 def taken(receiver: OfferReceiver, inode: int) -> bytes | None:
     """What the gate would read of an offered file."""
-    descriptor = receiver.take(inode)
-    if descriptor is None:
-        return None
+    taken = receiver.take(inode)
     try:
-        return os.pread(descriptor, 100, 0)
+        return os.pread(taken[0].descriptor, 100, 0) if taken else None
     finally:
-        os.close(descriptor)
+        close_all(taken)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -117,7 +115,7 @@ async def until(condition: Callable[[], bool]) -> None:
 async def test_passthrough_offers_immutable_data_at_once(offering: Offering, block: OpenBlock) -> None:
     metadata, offers, _, gate = offering
     metadata.immutable = True
-    offers.offer(5, entry_of(5, 7), block)
+    offers.offer(entry_of(5, 7), 0, block)
     assert taken(gate, 5) == b"content"
     assert metadata.asked == []
 
@@ -128,11 +126,11 @@ async def test_passthrough_offers_nothing_before_the_folder_is_confirmed(offerin
     time.sleep(0.02)  # the file system's clock ticks every few milliseconds: the block is older than what follows
     async with trio.open_nursery() as nursery:
         nursery.start_soon(comparisons.run)
-        offers.offer(5, entry_of(5, 7), block)
+        offers.offer(entry_of(5, 7), 0, block)
         assert taken(gate, 5) is None
         await until(lambda: metadata.asked == [FOLDER])
         await trio.testing.wait_all_tasks_blocked()
-        offers.offer(5, entry_of(5, 7), block)
+        offers.offer(entry_of(5, 7), 0, block)
         assert taken(gate, 5) == b"content"
         nursery.cancel_scope.cancel()
 
@@ -144,12 +142,12 @@ async def test_passthrough_offers_no_block_that_came_after_the_comparison(
     metadata, offers, comparisons, gate = offering
     async with trio.open_nursery() as nursery:
         nursery.start_soon(comparisons.run)
-        offers.offer(5, entry_of(5, 7), block)
+        offers.offer(entry_of(5, 7), 0, block)
         await until(lambda: metadata.asked == [FOLDER])
         await trio.testing.wait_all_tasks_blocked()
         time.sleep(0.02)
         os.rename(tmp_path / "block", tmp_path / "moved into place")  # changes its ctime, as the block worker does
-        offers.offer(5, entry_of(5, 7), block)
+        offers.offer(entry_of(5, 7), 0, block)
         assert taken(gate, 5) is None
         nursery.cancel_scope.cancel()
 
@@ -162,11 +160,11 @@ async def test_passthrough_offers_nothing_of_an_id_that_the_comparison_found_rep
     time.sleep(0.02)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(comparisons.run)
-        offers.offer(5, entry_of(5, 7), block)
+        offers.offer(entry_of(5, 7), 0, block)
         await until(lambda: metadata.asked == [FOLDER])
         await trio.testing.wait_all_tasks_blocked()
         metadata.current = False
-        offers.offer(5, entry_of(5, 7), block)
+        offers.offer(entry_of(5, 7), 0, block)
         assert taken(gate, 5) is None
         nursery.cancel_scope.cancel()
 
@@ -197,7 +195,7 @@ async def test_passthrough_offers_nothing_while_nobody_can_confirm(offering: Off
     async with trio.open_nursery() as nursery:
         nursery.start_soon(comparisons.run)
         for _ in range(3):
-            offers.offer(5, entry_of(5, 7), block)
+            offers.offer(entry_of(5, 7), 0, block)
             await until(lambda: metadata.asked == [FOLDER])
             await trio.testing.wait_all_tasks_blocked()
             assert taken(gate, 5) is None
@@ -212,11 +210,11 @@ async def test_passthrough_offers_forget_confirmations_when_the_wall_clock_jumps
     time.sleep(0.02)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(comparisons.run)
-        offers.offer(5, entry_of(5, 7), block)
+        offers.offer(entry_of(5, 7), 0, block)
         await until(lambda: metadata.asked == [FOLDER])
         await trio.testing.wait_all_tasks_blocked()
         real = time.time
         monkeypatch.setattr(time, "time", lambda: real() - 3600)
-        offers.offer(5, entry_of(5, 7), block)
+        offers.offer(entry_of(5, 7), 0, block)
         assert taken(gate, 5) is None
         nursery.cancel_scope.cancel()

@@ -12,8 +12,8 @@ import pytest
 from fusecache.daemon.mountpoint import find_mount
 from tests.support.mounting import needs_fuse
 from tests.support.readers import Load
-from tests.t4_mount.board import Board, Place
-from tests.t4_mount.live_mount import by_label, eventually
+from tests.t4_mount.board import Board, Place, warm
+from tests.t4_mount.live_mount import EmbeddedProcess, by_label, eventually
 
 pytestmark = needs_fuse
 
@@ -56,6 +56,37 @@ def data(request: pytest.FixtureRequest, board: Board) -> Data:
         (place.source / name).write_bytes(rng.randbytes(rng.randrange(1, 40_000)))
     place.warm()  # in passthrough mode it proves that the kernel reads these files itself
     return Data(place, shard, small, 64 if request.param == "folder" else 20)
+
+
+def test_mount_streams_local_blocks_are_read_without_a_worker(board: Board, tmp_path: Path) -> None:
+    """S34: a file of several blocks, once its blocks are confirmed: the gate answers, mostly without copying itself."""
+    if board.mode.served == "classic":
+        pytest.skip("there is no gate")
+    source = board.new_source("blocks")
+    content = os.urandom(5 * MIB + 777)
+    (source / "f").write_bytes(content)
+    with (
+        EmbeddedProcess(source, tmp_path / "embedded", "--block-size-bytes", "1MiB") as server,
+        board.own(server.url, tmp_path) as mount,
+    ):
+        path = mount.root / "f"
+        warm(path)
+
+        def read_by_the_gate() -> bool:
+            before = mount.gate()
+            with path.open("rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                assert file.read() == content
+            after = mount.gate()
+            asked = after["dispatched"].get("READ", 0) - before["dispatched"].get("READ", 0)
+            return asked == 0 and after["direct_reads"]["bytes"] - before["direct_reads"]["bytes"] == len(content)
+
+        eventually(read_by_the_gate, "all of it is read by the gate")
+        assert mount.gate()["direct_reads"]["mapped_bytes"] > 4 * MIB
+        for offset, size in ((0, 4096), (MIB - 4096, 8192), (3 * MIB + 5, MIB), (5 * MIB, 4096), (5 * MIB + 700, 4096)):
+            with path.open("rb", buffering=0) as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                assert os.pread(file.fileno(), size, offset) == content[offset : offset + size]
 
 
 def assert_right(load: Load) -> None:
