@@ -1,4 +1,5 @@
-"""What holds for every test: quiet logs, nothing left behind, stacks on a signal, time per level.
+"""What holds for every test: quiet logs, nothing left behind, stacks on a signal, time per level; a folder for tests
+with other users.
 
 Not here: clusters and mounts (tests/support), and anything that only one level needs.
 """
@@ -17,6 +18,7 @@ import pytest
 import structlog
 
 from tests.support import leftovers, log_noise
+from tests.support.reachable import python_for_all, reachable  # noqa: F401 - fixtures
 
 LEVEL_BUDGET_S = {
     "t0_pure": 60,

@@ -13,7 +13,6 @@ were found; it caches no metadata and no bytes.
 from __future__ import annotations
 
 import contextlib
-import getpass
 import math
 import os
 import random
@@ -49,6 +48,7 @@ from fusecache.clock import Clock
 from fusecache.config.settings import ClusterConfig, Settings
 from fusecache.errors import NotFound, Unavailable, UpstreamError
 from fusecache.metrics import Metrics
+from fusecache.own_user import own_user
 from fusecache.rpc.budget import Budget
 from fusecache.rpc.channel import BLOCK_WORKER_RECEIVE_BYTES, MASTER_RECEIVE_BYTES
 from fusecache.rpc.stall_watch import StallWatch
@@ -71,7 +71,7 @@ class AlluxioClient:
         self._clock = clock
         self._rng = rng
         self._meter = RpcMeter(metrics)
-        self._login = check_login(Login(cluster.user or _own_user(), cluster.impersonate or "", cluster.auth))
+        self._login = check_login(Login(cluster.user or own_user(), cluster.impersonate or "", cluster.auth))
         self._tls = TlsFiles(cluster.tls_ca_file, cluster.tls_cert_file, cluster.tls_key_file) if cluster.tls else None
         if self._tls is not None:
             load_credentials(self._tls)  # a wrong file is told now, not by the first request
@@ -305,11 +305,3 @@ class AlluxioClient:
 
 def _nobody_cares(connection: Connection) -> None:
     """A restarted block worker of the same cluster is as good as before: block ids and lengths are checked anyway."""
-
-
-def _own_user() -> str:
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError):
-        # No entry in passwd for this uid, as in many containers.
-        return str(os.getuid())

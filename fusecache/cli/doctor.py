@@ -24,7 +24,12 @@ STYLES = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 @click.command(short_help="Check machine and cluster; say what to change.")
 @click.argument("target", required=False, metavar="[SOURCE or MOUNTPOINT]")
-@setting_flags(("state_dir", "runtime_dir", "max_open_blocks", "zero_rpc_reads", "open_mode", "kernel_features"))
+@setting_flags(
+    (
+        *("state_dir", "runtime_dir", "max_open_blocks", "zero_rpc_reads", "open_mode", "kernel_features"),
+        *("run_as_user", "run_as_group"),
+    )
+)
 @cluster_flags
 @everywhere
 @click.pass_context
@@ -78,7 +83,7 @@ def _mount_checks(configuration: Configuration, mounted: MountInfo) -> Iterator[
     from fusecache.config.settings import ClusterConfig
     from fusecache.daemon import control_client
     from fusecache.daemon.cluster_checks import cluster_checks
-    from fusecache.daemon.machine_checks import Check
+    from fusecache.daemon.machine_checks import Check, check_parts
     from fusecache.daemon.mountpoint import probe
 
     path = os.fsdecode(mounted.mountpoint)
@@ -97,6 +102,7 @@ def _mount_checks(configuration: Configuration, mounted: MountInfo) -> Iterator[
         yield Check("daemon", "ok", found)
     else:
         yield Check("daemon", "warn", f"{found}, starting", "wait: `fusecache wait` does")
+    yield from check_parts(status.get("parts", ()))
     cluster = described["cluster"]
     if cluster is None:
         cluster = {"name": "embedded", "masters": [status["primary"]]}

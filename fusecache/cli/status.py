@@ -16,6 +16,9 @@ STYLES = {"ready": "green", "starting": "yellow", "unknown": "yellow", "dead": "
 ASK_S = 5.0
 """Seconds a mount may take to answer; it counts as not answering then."""
 
+MOST_NAMED = 6
+"""Capabilities of one process that are shown by name; root has some forty."""
+
 
 @click.command(short_help="Show the state of one mount, or of all.")
 @click.argument("mountpoint", required=False, type=click.Path(path_type=Path))
@@ -95,10 +98,21 @@ def _print_one(state: dict[str, Any]) -> None:
     if state.get("parts"):
         click.echo()
         rows = [
-            (part["name"], str(part["pid"]), str(part["restarts"]), f"{part['uptime_s']:.0f} s")
+            (
+                *(part["name"], str(part["pid"]), str(part["restarts"]), f"{part['uptime_s']:.0f} s"),
+                *rights_shown(part.get("rights")),
+            )
             for part in state["parts"]
         ]
-        print_table(("part", "process", "restarts", "uptime"), rows)
+        print_table(("part", "process", "restarts", "uptime", "user", "capabilities"), rows)
+
+
+def rights_shown(rights: dict[str, Any] | None) -> tuple[str, str]:
+    """A process's user, and its capabilities by name where they are few."""
+    if rights is None:
+        return "-", "-"
+    names = rights["capabilities"]
+    return f"{rights['uid']}:{rights['gid']}", ", ".join(names) if len(names) <= MOST_NAMED else f"{len(names)}"
 
 
 def unusable(feature: dict[str, Any]) -> bool:

@@ -50,6 +50,7 @@ Count = Annotated[int, BeforeValidator(_no_bool)]
 Rate = Annotated[float, BeforeValidator(_no_bool), Field(gt=0, allow_inf_nan=False)]
 Mode = Annotated[int, BeforeValidator(parse_mode), Field(ge=0, le=0o777)]
 Id = Annotated[int, BeforeValidator(_no_bool), Field(ge=0, lt=2**32 - 1)]
+IdButRoot = Annotated[int, BeforeValidator(_no_bool), Field(ge=1, lt=2**32 - 1)]
 AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
 AbsoluteFolder = Annotated[str, AfterValidator(lambda text: str(_absolute(Path(text))))]
 HostPort = Annotated[str, AfterValidator(_host_port)]
@@ -102,6 +103,16 @@ class Settings(FrozenModel):
         default=None,
         description="Let other users in. Unset: yes when the daemon is root or /etc/fuse.conf has user_allow_other; "
         "otherwise the mount is private to its owner.",
+    )
+
+    run_as_user: IdButRoot | None = Field(
+        default=None,
+        description="Number of the user that workers and agent become, the processes that read what the network sends "
+        "(not in `classic`): no capability, no further group. Needs root. Take one that nobody else uses and that may "
+        "read the block files. Unset: who mounts, with all rights that has, for only you can name such a user.",
+    )
+    run_as_group: IdButRoot | None = Field(
+        default=None, description="As run_as_user, for the group. Unset: the number of run_as_user."
     )
 
     refresh_s: Seconds = Field(

@@ -6,7 +6,7 @@
 Workers ask it for metadata that their own view of the store does not have (`metadata_service`); their counters are
 added to its own. It may be killed at any moment: reads go on, and the next agent goes on with the store.
 
-Has no access to the kernel's device, and serves no request.
+Has no access to the kernel's device, serves no request, and may be another user than who mounts (`run_as_user`).
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ from fusecache.daemon.mount_process import UNEXPECTED
 from fusecache.daemon.open_mode_choice import SampledFile
 from fusecache.daemon.ready_pipe import ReadyPipe
 from fusecache.daemon.supervisor_link import SupervisorLink
-from fusecache.errors import FusecacheError, ProtocolError, told
+from fusecache.errors import FusecacheError, MountError, ProtocolError, told
 from fusecache.fs.invalidation import Push
+from fusecache.kernel.first_look import LOOK_S
 from fusecache.kernel.gate_link import GateLink
 from fusecache.kernel.process_name import set_process_name
 from fusecache.metrics import Metrics
@@ -53,10 +54,11 @@ from fusecache.rpc.budget import Budget
 
 log = structlog.get_logger(__name__)
 
+LOOK_MARGIN_S = 5.0
+"""Beyond the supervisor's own limit for the first look."""
 
 MAX_SERVED = 100_000
 """Blocks to be touched that are remembered."""
-
 
 FOLDER_QUESTIONS = 8
 """Blocks of the sample for which a block worker is asked where they lie; one answer is enough."""
@@ -124,7 +126,10 @@ class Agent(MountCore):
                 async for message in heard:
                     if message["kind"] == "serving" and not self._serving:
                         self._serving = message
-                        await self.run(nursery, mountpoints.find_mount(self.plan.mountpoint))
+                        if self._supervisor.control is None:
+                            raise ProtocolError("the supervisor sent no control socket")
+                        mounted = mountpoints.find_mount(self.plan.mountpoint)
+                        await self.run(nursery, mounted, self._supervisor.control)
                         nursery.start_soon(self._announce, ready, announcement, nursery)
                     elif message["kind"] == "stop":
                         break
@@ -134,6 +139,13 @@ class Agent(MountCore):
         finally:
             self.ready = False
             self.invalidator.close()
+
+    async def look(self) -> None:
+        """By the supervisor, who may enter the folders above the mount point. MountError when the mount fails."""
+        number = await self._supervisor.look(LOOK_S + LOOK_MARGIN_S)
+        if number != 0:
+            why = "the supervisor does not answer" if number is None else os.strerror(number)
+            raise MountError(f"{self.plan.mountpoint}: mounted, but the first request failed: {why}")
 
     async def describe(self) -> dict[str, Any]:
         """For `status`."""

@@ -23,8 +23,8 @@ import trio
 
 from fusecache.daemon import agent_messages as messages
 from fusecache.daemon.agent_messages import Frames
-from fusecache.daemon.control_client import short_address
 from fusecache.errors import FusecacheError, ProtocolError, Unavailable
+from fusecache.kernel.control_listener import short_address
 
 log = structlog.get_logger(__name__)
 

@@ -13,16 +13,20 @@ from pathlib import Path
 from fusecache.config.settings import MountPlan
 from fusecache.daemon import mountpoint
 from fusecache.daemon.mount_process import MountProcess
+from fusecache.daemon.own_folders import prepare_folders
 from fusecache.errors import InterruptedWait, StateError
+from fusecache.private_folder import prepare_private_folder
 
 FIRST_ANSWER_S = 30.0
 """Seconds the ready mount may take for its first stat."""
 
 
 def default_log_file(plan: MountPlan) -> Path:
-    """In the state folder, one per mount point."""
-    digest = hashlib.sha256(os.fsencode(plan.mountpoint)).hexdigest()[:16]
-    return plan.settings.state_dir / "logs" / f"{digest}.log"
+    """In a folder of the state folder, which is made; one per mount point. StateError when others may write there."""
+    prepare_folders(plan.settings)
+    folder = plan.settings.state_dir / "logs"
+    prepare_private_folder(folder)
+    return folder / f"{hashlib.sha256(os.fsencode(plan.mountpoint)).hexdigest()[:16]}.log"
 
 
 def start(plan: MountPlan, source: str, log_file: Path) -> int:

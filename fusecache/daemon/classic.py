@@ -34,6 +34,7 @@ from fusecache.fs.attributes import Attributes
 from fusecache.fs.hidden_folder import HiddenFolder
 from fusecache.fs.operations import Operations
 from fusecache.fs.session import Session, mount_options, notify, set_read_ahead
+from fusecache.kernel.control_listener import ControlListener
 from fusecache.metrics import Metrics
 from fusecache.prefetch.reader import Readers
 
@@ -108,6 +109,7 @@ class ClassicMount(MountCore):
         self._session = Session(
             self._operations, plan.mountpoint, spin_us=SPIN_US if settings.spin_us is None else settings.spin_us
         )
+        self._control: ControlListener | None = None
         self._stopping = False
         self._read_ahead_bytes: int | None = None
         """What the kernel was told; None when this process may not set it."""
@@ -127,7 +129,8 @@ class ClassicMount(MountCore):
                 await self.prepare(nursery)
                 await nursery.start(self.readers.fetcher.run)
                 self._mount(settings)
-                await self.run(nursery, mountpoints.find_mount(self.plan.mountpoint))
+                self._control = ControlListener(self.control.path)
+                await self.run(nursery, mountpoints.find_mount(self.plan.mountpoint), self._control.socket)
                 nursery.start_soon(self._answer_first, ready)
                 with self.status_server(settings, self.metrics.exposition):
                     await self._session.serve()
@@ -140,6 +143,8 @@ class ClassicMount(MountCore):
             self.invalidator.close()
             self._session.close(unmount=self.is_mounted())
             self.readers.close_all()
+            if self._control is not None:
+                self._control.close()
         log.info("unmounted", mountpoint=str(self.plan.mountpoint))
 
     def _mount(self, settings: Settings) -> None:

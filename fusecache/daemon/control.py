@@ -1,33 +1,30 @@
 """The control socket of a mount: who may ask the daemon what, while it runs.
 
 A unix stream socket `control.sock` (0666) in a folder of its own (0755), so that it can be mounted into a pod beside
-the data. One JSON object a line each way (see `daemon.control_client`). Everybody on the node may connect; the kernel
-says who it is (SO_PEERCRED), and each message kind says who may send it: reading kinds everybody, changing kinds
-root and the daemon's own user. Requests, connections and their time are bounded, because everybody includes
-programs that mean no good.
+the data (`kernel.control_listener`). One JSON object a line each way (see `daemon.control_client`). Everybody on the
+node may connect; the kernel says who it is (SO_PEERCRED), and each message kind says who may send it: reading kinds
+everybody, changing kinds root and the daemon's own user. Requests, connections and their time are bounded, because
+everybody includes programs that mean no good.
 
     async with trio.open_nursery() as nursery:
-        await nursery.start(ControlServer(path, handlers).run)
+        await nursery.start(ControlServer(listener, handlers).run)
 
 The handlers are given by whoever wires the daemon; nothing here knows what they do.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import socket
-import stat
 from collections.abc import Awaitable, Callable, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import structlog
 import trio
 
-from fusecache.daemon.control_client import CREDENTIALS, call, short_address, socket_path
-from fusecache.errors import FusecacheError, PermissionDenied, StateError, UsageError
+from fusecache.daemon.control_client import CREDENTIALS, call, socket_path
+from fusecache.errors import FusecacheError, PermissionDenied, UsageError
 
 __all__ = ["ControlServer", "Handler", "call", "socket_path"]
 
@@ -66,24 +63,24 @@ class Handler(NamedTuple):
 
 
 class ControlServer:
-    """Serves the handlers on one socket."""
+    """Serves the handlers on one listening socket, which it takes over."""
 
-    def __init__(self, path: Path, handlers: Mapping[str, Handler]) -> None:
-        self._path = path
+    def __init__(self, listener: socket.socket, handlers: Mapping[str, Handler]) -> None:
+        listener.setblocking(False)
+        self._listener = trio.socket.from_stdlib_socket(listener)
         self._handlers = handlers
         self._trusted = {0, os.geteuid()}
         self._connections: dict[int, int] = {}
         """User -> open connections."""
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> NoReturn:
-        """Listen until cancelled; the socket is there when this has started. StateError when it can't be made."""
-        listener, identity = self._listen()
-        try:
+        """Answer until cancelled."""
+        with self._listener:
             async with trio.open_nursery() as nursery:
                 task_status.started()
                 while True:
                     try:
-                        connection, _ = await listener.accept()
+                        connection, _ = await self._listener.accept()
                     except OSError:
                         log.warning("control_accept_failed", exc_info=True)
                         await trio.sleep(ACCEPT_PAUSE_S)
@@ -94,46 +91,7 @@ class ControlServer:
                     else:
                         log.warning("control_connection_refused", uid=uid, reason="too many")
                         connection.close()
-        finally:
-            listener.close()
-            self._remove(identity)
         raise AssertionError("unreachable: the loop ends by an exception only")
-
-    def _listen(self) -> tuple[trio.socket.SocketType, tuple[int, int]]:
-        """The listening socket, and (device, inode) of its name."""
-        folder = self._path.parent
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-            # In a folder of somebody else's, that user could put his own socket in our place.
-            if folder.stat().st_uid not in self._trusted:
-                raise StateError(f"control folder {str(folder)!r} belongs to another user; give another --runtime-dir")
-            folder.chmod(0o755)  # whatever the umask: reachable for everybody, rights are checked per message
-            with contextlib.suppress(FileNotFoundError):
-                if stat.S_ISSOCK(self._path.lstat().st_mode):
-                    self._path.unlink()  # of a daemon that was killed
-            with short_address(self._path) as address:
-                listener.bind(address)
-            self._path.chmod(0o666)
-            listener.listen(MAX_CONNECTIONS)
-            status = self._path.lstat()
-        except OSError as failure:
-            listener.close()
-            raise StateError(
-                f"control socket {str(self._path)!r} can't be made: {failure.strerror}; give another --runtime-dir"
-            ) from None
-        except BaseException:
-            listener.close()
-            raise
-        return trio.socket.from_stdlib_socket(listener), (status.st_dev, status.st_ino)
-
-    def _remove(self, identity: tuple[int, int]) -> None:
-        """Take the name away, unless a later daemon's socket has it now."""
-        with contextlib.suppress(OSError):  # gone already, or the folder is not empty: nothing to do either way
-            status = self._path.lstat()
-            if (status.st_dev, status.st_ino) == identity:
-                self._path.unlink()
-                self._path.parent.rmdir()
 
     def _admit(self, uid: int) -> bool:
         own = self._connections.get(uid, 0)

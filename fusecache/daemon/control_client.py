@@ -16,14 +16,14 @@ import pwd
 import socket
 import struct
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from fusecache import errors
 from fusecache.daemon.mountpoint import MountInfo, read_inside, resolve
 from fusecache.errors import InterruptedWait, MountError, ProtocolError
+from fusecache.kernel.control_listener import short_address
 
 MAX_REPLY = 16 << 20
 """Bytes of one reply; the largest is the text of all metrics."""
@@ -33,9 +33,6 @@ READ_S = 5.0
 
 CREDENTIALS = struct.Struct("3i")
 """pid, uid, gid of SO_PEERCRED (unix(7))."""
-
-_SUN_PATH = 107
-"""Longest path a socket address holds (unix(7): 108 with the closing NUL)."""
 
 
 def socket_path(runtime_dir: Path, mountpoint: Path) -> Path:
@@ -128,19 +125,6 @@ def _listener_uid(path: Path) -> int | None:
         except OSError:
             return None
     return int(uid)
-
-
-@contextmanager
-def short_address(path: Path) -> Iterator[str]:
-    """An address for a socket path of any length: a long one goes through a descriptor of its folder."""
-    if len(os.fsencode(path)) <= _SUN_PATH:
-        yield str(path)
-        return
-    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield f"/proc/self/fd/{folder}/{path.name}"
-    finally:
-        os.close(folder)
 
 
 def _read_line(connection: socket.socket, deadline: float) -> bytes:

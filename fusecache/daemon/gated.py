@@ -1,6 +1,7 @@
 """Starts a mount behind the gate: looks at the kernel, chooses the open mode, and becomes the supervisor.
 
-    plan -> features of the kernel -> open mode -> embedded server (folder SOURCE) -> exec(supervisor)
+    plan -> features of the kernel -> open mode -> folders of workers and agent -> embedded server (folder SOURCE)
+         -> exec(supervisor)
 
 The process keeps its id: who started `fusecache mount` finds the supervisor under it. Everything that needs libraries
 has happened before; the supervisor is standard library only. What it starts (`daemon.agent`, `daemon.worker`) gets the
@@ -23,11 +24,15 @@ from fusecache.config.settings import MountPlan
 from fusecache.daemon.control_client import mount_lock, socket_path
 from fusecache.daemon.embedded_child import EmbeddedChild, served_by
 from fusecache.daemon.mount_process import python_path
-from fusecache.daemon.mountpoint import may_allow_other
+from fusecache.daemon.mountpoint import may_allow_other, resolve
+from fusecache.daemon.own_folders import agent_folder, hand_over
 from fusecache.daemon.ready_pipe import ReadyPipe
+from fusecache.fs.ownership import NOBODY
 from fusecache.kernel.features import Decision, Features, decide_open_mode, parse_mask
+from fusecache.kernel.privileges import Identity
 from fusecache.kernel.probe import probe
 from fusecache.kernel.spec import MountSpec
+from fusecache.own_user import own_user
 
 log = structlog.get_logger(__name__)
 
@@ -45,21 +50,32 @@ def choose(plan: MountPlan) -> tuple[Features, Decision]:
 
 
 def become_supervisor(
-    plan: MountPlan, features: Features, decision: Decision, *, ready: ReadyPipe, announcement: str
+    plan: MountPlan,
+    features: Features,
+    decision: Decision,
+    identity: Identity | None,
+    *,
+    ready: ReadyPipe,
+    announcement: str,
 ) -> NoReturn:
-    """Replace this process by the supervisor of `plan`. Raises FusecacheError when the embedded server fails.
+    """Replace this process by the supervisor of `plan`. Raises FusecacheError when the embedded server fails, or
+    workers can't be `identity` (None = who this process is).
 
     `ready` is told, and `announcement` printed, once reads work.
     """
     settings = plan.settings
+    control = socket_path(settings.runtime_dir, plan.mountpoint)
+    if identity is not None:
+        hand_over(plan, identity, control)
     ready_fd = ready.keep_over_exec()
     embedded = None
     if plan.folder is not None:
         embedded = EmbeddedChild(plan.folder, settings.state_dir / "embedded")
         plan = served_by(plan, embedded.start())
+    if identity is not None:
+        plan = _as_seen_by_who_mounts(plan)
     program = (sys.executable, "-m")
     library_free = (sys.executable, "-S", "-m")
-    control = socket_path(settings.runtime_dir, plan.mountpoint)
     spec = MountSpec(
         mountpoint=str(plan.mountpoint),
         fsname=plan.source,
@@ -77,7 +93,10 @@ def become_supervisor(
         plan_fd=_plan_memfd(plan),
         # Only the first agent gets it, and announces: one that is started again has nobody who waits.
         ready_fd=ready_fd if ready_fd is not None else _nobody_waits(),
-        agent_socket=str(_agent_socket(control.with_name("private"))),
+        agent_socket=str(_agent_socket(agent_folder(control, settings))),
+        control_socket=str(control),
+        run_as_user=None if identity is None else identity.uid,
+        run_as_group=None if identity is None else identity.gid,
         embedded_pid=None if embedded is None else embedded.keep_over_exec(),
         mount_lock=str(mount_lock(settings.runtime_dir, plan.mountpoint)),
         read_ahead_bytes=settings.read_ahead_bytes,
@@ -95,6 +114,25 @@ def become_supervisor(
     command = [*library_free, "fusecache.kernel.supervisor", "--spec-fd", str(spec.to_memfd())]
     command += ["--", plan.source, str(plan.mountpoint)]
     os.execve(sys.executable, command, environment)
+
+
+def _as_seen_by_who_mounts(plan: MountPlan) -> MountPlan:
+    """`plan` with everything said that workers and agent, another user, would find out differently."""
+    assert plan.cluster is not None
+    cluster, settings = plan.cluster, plan.settings
+    return plan.model_copy(
+        update={
+            # Links on the way may lie in folders that the other user can't enter.
+            "mountpoint": Path(os.fsdecode(resolve(plan.mountpoint))),
+            "cluster": cluster.model_copy(update={"user": cluster.user or own_user()}),
+            "settings": settings.model_copy(
+                update={
+                    "uid": NOBODY if settings.uid is None else settings.uid,
+                    "gid": NOBODY if settings.gid is None else settings.gid,
+                }
+            ),
+        }
+    )
 
 
 def _nobody_waits() -> int:

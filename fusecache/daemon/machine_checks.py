@@ -13,15 +13,16 @@ import shutil
 import stat
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from fusecache.clock import boot_id
 from fusecache.config.settings import Settings
 from fusecache.config.units import approximate_size
 from fusecache.daemon.mount_child import OTHER_DESCRIPTORS
 from fusecache.daemon.mountpoint import check_device, containing_mount
+from fusecache.daemon.own_folders import identity_of
 from fusecache.errors import FusecacheError
 from fusecache.kernel.features import KNOWN_FEATURES, decide_open_mode, parse_mask
 from fusecache.kernel.probe import probe
@@ -43,6 +44,9 @@ BUILD_YEAR = 2025
 """A clock before this is wrong."""
 
 
+RUN_AS_ADVICE = "give --run-as-user a uid that nobody else uses and that may read the block files"
+
+
 class Check(NamedTuple):
     """One row of the report."""
 
@@ -60,6 +64,7 @@ def machine_checks(settings: Settings) -> Iterator[Check]:
     yield check_kernel(os.uname().release)
     yield from check_kernel_features(settings)
     yield check_allow_other(Path("/etc/fuse.conf"))
+    yield check_run_as(settings)
     yield check_folder_for("state folder", settings.state_dir, "--state-dir")
     yield check_folder_for("control folder", settings.runtime_dir, "--runtime-dir")
     yield check_open_files(settings)
@@ -143,6 +148,32 @@ def check_allow_other(fuse_conf: Path) -> Check:
         f"user_allow_other is not in {fuse_conf}: a mount is private to its owner",
         f"add the line user_allow_other to {fuse_conf}, or mount as root",
     )
+
+
+def check_run_as(settings: Settings) -> Check:
+    """Whether what reads the network's bytes can do no more than it must."""
+    try:
+        identity = identity_of(settings)
+    except FusecacheError as failure:
+        found, _, advice = str(failure).partition("; ")
+        return Check("rights", "fail", found, advice)
+    if identity is not None:
+        return Check("rights", "ok", f"workers and agent are uid {identity.uid}, gid {identity.gid}, no capability")
+    if os.geteuid() == 0 and settings.open_mode != "classic":
+        return Check("rights", "warn", "workers and agent are root, as who mounts", RUN_AS_ADVICE)
+    return Check("rights", "ok", f"all processes are uid {os.geteuid()}, as who mounts")
+
+
+def check_parts(parts: Iterable[dict[str, Any]]) -> Iterator[Check]:
+    """The same, of a mount that runs, as its supervisor sees its parts; nothing where there is none."""
+    exposed = [part for part in parts if part["name"].startswith(("worker", "agent")) and part.get("rights")]
+    if not exposed:
+        return
+    users = ", ".join(sorted({str(part["rights"]["uid"]) for part in exposed}))
+    if any(part["rights"]["capabilities"] for part in exposed):
+        yield Check("rights of the parts", "warn", f"workers and agent (uid {users}) have capabilities", RUN_AS_ADVICE)
+    else:
+        yield Check("rights of the parts", "ok", f"workers and agent (uid {users}) have no capability")
 
 
 def check_folder_for(name: str, folder: Path, flag: str) -> Check:

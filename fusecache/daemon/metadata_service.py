@@ -36,8 +36,9 @@ from fusecache.cache.store import MetadataStore
 from fusecache.cache.tree import MetadataTree
 from fusecache.daemon import agent_messages as messages
 from fusecache.daemon.agent_messages import Frames
-from fusecache.daemon.control_client import CREDENTIALS, short_address
+from fusecache.daemon.control_client import CREDENTIALS
 from fusecache.errors import FusecacheError, NotFound, ProtocolError, StateError, Unavailable
+from fusecache.kernel.control_listener import short_address
 from fusecache.metrics import Metrics
 from fusecache.private_folder import prepare_private_folder
 

@@ -18,8 +18,9 @@ from fusecache import logs
 from fusecache.config.settings import MountPlan
 from fusecache.daemon import gated, mountpoint
 from fusecache.daemon.control_client import mount_lock
+from fusecache.daemon.own_folders import identity_of, prepare_folders
 from fusecache.daemon.ready_pipe import ReadyPipe
-from fusecache.errors import FusecacheError, told
+from fusecache.errors import FusecacheError, UsageError, told
 
 UNEXPECTED = 70
 """EX_SOFTWARE: exit code of a bug."""
@@ -35,15 +36,20 @@ def run_mount(plan: MountPlan, ready: ReadyPipe, announcement: str = "") -> None
 
     Raises FusecacheError; nothing stays mounted then. Returns in `classic` mode only.
     """
+    settings = plan.settings
+    identity = identity_of(settings)
     mountpoint.check_device()
-    with mountpoint.claim(mount_lock(plan.settings.runtime_dir, plan.mountpoint)):
+    prepare_folders(settings)
+    with mountpoint.claim(mount_lock(settings.runtime_dir, plan.mountpoint)):
         mountpoint.prepare(plan.mountpoint)
-    logs.configure(plan.settings.log_level, plan.settings.log_format)
-    if plan.settings.open_mode != "classic":
+    logs.configure(settings.log_level, settings.log_format)
+    if settings.open_mode != "classic":
         features, decision = gated.choose(plan)
         if decision.open_mode != "classic":
-            gated.become_supervisor(plan, features, decision, ready=ready, announcement=announcement)
-    raise_open_files(plan.settings.max_open_blocks)
+            gated.become_supervisor(plan, features, decision, identity, ready=ready, announcement=announcement)
+        if identity is not None:
+            raise UsageError(f"run_as_user {identity.uid}: impossible here, where one process does all: {decision.why}")
+    raise_open_files(settings.max_open_blocks)
     from fusecache.daemon import classic  # pyfuse3 and grpc: not before the cheap checks have passed
 
     def announce() -> None:

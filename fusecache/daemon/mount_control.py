@@ -7,6 +7,7 @@ peer). Paths are relative to the mount's root and travel as text with surrogate 
 from __future__ import annotations
 
 import os
+import socket
 from typing import Any, Protocol
 
 import trio
@@ -75,8 +76,8 @@ class MountControl:
         self._mount = mount
         self.path = socket_path(mount.plan.settings.runtime_dir, mount.plan.mountpoint)
 
-    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Answer until cancelled."""
+    async def run(self, listener: socket.socket, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Answer on `listener`, which is taken over, until cancelled."""
         handlers = (
             Handler("status", self._status, privileged=False),
             Handler("metrics", self._metrics, privileged=False),
@@ -85,7 +86,7 @@ class MountControl:
             Handler("refresh", self._refresh, privileged=True),
             Handler("log_level", self._log_level, privileged=True),
         )
-        await ControlServer(self.path, {handler.name: handler for handler in handlers}).run(task_status=task_status)
+        await ControlServer(listener, {handler.name: handler for handler in handlers}).run(task_status=task_status)
 
     def describe_config(self) -> dict[str, Any]:
         """Effective settings, cluster and control socket; no secret is among them."""

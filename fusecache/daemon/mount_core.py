@@ -12,6 +12,7 @@ Mounts nothing and answers no request.
 from __future__ import annotations
 
 import random
+import socket
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
@@ -32,6 +33,7 @@ from fusecache.config.settings import LogLevel, MountedDataset, MountPlan, Setti
 from fusecache.daemon import mountpoint as mountpoints
 from fusecache.daemon.dataset_bytes import DatasetBytes
 from fusecache.daemon.mount_control import MountControl
+from fusecache.daemon.own_folders import metadata_folder
 from fusecache.daemon.upkeep import Upkeep
 from fusecache.errors import FusecacheError, MountError, NotFound, UsageError
 from fusecache.fs.invalidation import Invalidator, Push
@@ -70,7 +72,7 @@ class Cluster:
         budget_s = min(CONNECT_BUDGET_S, plan.settings.metadata_budget_s)
         self.identity: ClusterIdentity = self.client.connect(Budget(clock, budget_s))
         self.store = MetadataStore(
-            plan.settings.state_dir / "metadata",
+            metadata_folder(plan.settings),
             self.identity.cluster_id,
             root_path=plan.path,
             map_bytes=plan.settings.metadata_map_bytes,
@@ -174,33 +176,38 @@ class MountCore:
             raise UsageError(f"{path}: is a file in the cluster {self.identity.primary}; mount the folder it is in")
         await self.upkeep.refresh_capacity()
 
-    async def run(self, nursery: trio.Nursery, mounted: mountpoints.MountInfo | None) -> None:
-        """Once there is a mount: pushes, upkeep, the control socket."""
+    async def run(self, nursery: trio.Nursery, mounted: mountpoints.MountInfo | None, listener: socket.socket) -> None:
+        """Once there is a mount: pushes, upkeep, the control socket (`listener`, which is taken over)."""
         self.device = mounted.device if mounted is not None else ""
         self.invalidator.start()
         nursery.start_soon(self.upkeep.run)
         nursery.start_soon(self._tick)
-        await nursery.start(self.control.run)
+        await nursery.start(self.control.run, listener)
         if self.plan.report_interval_s is not None:
             nursery.start_soon(self.dataset_bytes.run)
 
     async def announce(self, ready: Callable[[], None]) -> None:
         """Look at the mount once from outside; then it is ready. MountError when it does not answer."""
-        state = await trio.to_thread.run_sync(mountpoints.probe, self.plan.mountpoint, FIRST_READ_S)
-        if state != "ok":
-            raise MountError(
-                f"{self.plan.mountpoint}: mounted, but the first request is {state} after {FIRST_READ_S:.0f} s"
-            )
-        # A first file opened and closed: from now on the kernel knows that FLUSH is not wanted (and OPEN, in no-open
-        # mode). Otherwise the first close(2) may be the one that meets the end of the mount, and fail.
-        first = self.plan.mountpoint / ".fusecache" / "version"
-        if await trio.to_thread.run_sync(mountpoints.read_inside, first, FIRST_READ_S) is None:
-            raise MountError(f"{first}: can't be read in the new mount")
+        await self.look()
         self.ready = True
         log.info(
             "mounted", mountpoint=str(self.plan.mountpoint), source=self.source, cluster_id=self.identity.cluster_id
         )
         ready()
+
+    async def look(self) -> None:
+        """Ask the kernel about the mount, and read a first file. MountError when that does not work.
+
+        From then on the kernel knows that FLUSH is not wanted (and OPEN, in no-open mode). Otherwise the first close(2)
+        may be the one that meets the end of the mount, and fail.
+        """
+        mountpoint = self.plan.mountpoint
+        state = await trio.to_thread.run_sync(mountpoints.probe, mountpoint, FIRST_READ_S)
+        if state != "ok":
+            raise MountError(f"{mountpoint}: mounted, but the first request is {state} after {FIRST_READ_S:.0f} s")
+        first = mountpoint / ".fusecache" / "version"
+        if await trio.to_thread.run_sync(mountpoints.read_inside, first, FIRST_READ_S) is None:
+            raise MountError(f"{first}: can't be read in the new mount")
 
     async def find(self, parent: int, name: bytes, *, last: bool) -> int | None:
         """Inode of folder `name` in `parent`; None when `last` and it is a file or missing."""

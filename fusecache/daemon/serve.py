@@ -31,6 +31,7 @@ from fusecache.config.settings import MountPlan
 from fusecache.daemon import mountpoint
 from fusecache.daemon.control_client import call, mount_lock, socket_path
 from fusecache.daemon.mount_process import STOP_S, MountFailed, MountProcess
+from fusecache.daemon.own_folders import identity_of, prepare_folders
 from fusecache.errors import FusecacheError, UsageError
 from fusecache.status_http import StatusServer
 
@@ -94,6 +95,8 @@ def run(configuration: Configuration, ready: Callable[[], None]) -> None:
     reports = _reports_of(configuration, own)
     mountpoint.check_device()
     for _, plan in chosen:
+        identity_of(plan.settings)
+        prepare_folders(plan.settings)
         with mountpoint.claim(mount_lock(plan.settings.runtime_dir, plan.mountpoint)):
             mountpoint.make_missing(plan.mountpoint)
             mountpoint.prepare(plan.mountpoint)

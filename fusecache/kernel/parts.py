@@ -3,7 +3,8 @@
 A child is forked and executed by hand: `subprocess` would double the supervisor's memory, and has nothing between fork
 and exec that asks whether the parent still lives. Each child is a session of its own (Ctrl-C reaches the supervisor,
 which ends them in order), gets SIGKILL when the supervisor ends in whatever way, and inherits the descriptors that it
-is given and no other: one stray copy of /dev/fuse would keep a dead connection alive.
+is given and no other: one stray copy of /dev/fuse would keep a dead connection alive. Rights that it is not to have
+are given up before its program starts (`kernel.privileges`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from fusecache.kernel.privileges import rights_of
 from fusecache.kernel.restart_policy import RestartPolicy
 
 _PR_SET_PDEATHSIG: Final = 1
@@ -51,11 +53,17 @@ class Part:
         """Whether the process said that it is ready."""
         return self.running and self.ready_at_s is not None
 
-    def start(self, argv: Sequence[str], descriptors: Sequence[int], environment: Mapping[str, str]) -> None:
-        """Start the process. OSError when the machine has no more processes."""
+    def start(
+        self,
+        argv: Sequence[str],
+        descriptors: Sequence[int],
+        environment: Mapping[str, str],
+        give_up: Callable[[], None],
+    ) -> None:
+        """Start the process (`spawn`). OSError when the machine has no more processes."""
         if self.started_at_s:
             self.restarts += 1
-        self.pid = spawn(argv, descriptors, environment)
+        self.pid = spawn(argv, descriptors, environment, give_up)
         self.started_at_s = time.monotonic()
         self.ready_at_s = None
         self.replaced = False
@@ -78,6 +86,7 @@ class Part:
 
     def describe(self) -> dict[str, Any]:
         """A row for `status`."""
+        rights = rights_of(self.pid) if self.pid is not None else None
         return {
             "name": self.name,
             "pid": self.pid,
@@ -85,11 +94,17 @@ class Part:
             "restarts": self.restarts,
             "uptime_s": round(time.monotonic() - self.started_at_s, 1) if self.running else 0.0,
             "crash_looping": self.policy.looping,
+            "rights": rights.describe() if rights is not None else None,
         }
 
 
-def spawn(argv: Sequence[str], descriptors: Sequence[int], environment: Mapping[str, str]) -> int:
-    """Fork and execute; the pid. `descriptors` keep their numbers in the child."""
+def spawn(
+    argv: Sequence[str],
+    descriptors: Sequence[int],
+    environment: Mapping[str, str],
+    give_up: Callable[[], None],
+) -> int:
+    """Fork and execute; the pid. `descriptors` keep their numbers in the child, which calls `give_up` before exec."""
     parent = os.getpid()
     # Held back until the child has its own handlers: one that came before would be the supervisor's, and lost.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
@@ -102,9 +117,6 @@ def spawn(argv: Sequence[str], descriptors: Sequence[int], environment: Mapping[
         return pid
     # The child: nothing here may return or raise into the supervisor's own code.
     try:
-        _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(_NOT_STARTED)  # it ended before the line above
         signal.set_wakeup_fd(-1)  # a signal of this process is none of the supervisor's
         os.setsid()
         for number in _SIGNALS:
@@ -112,6 +124,11 @@ def spawn(argv: Sequence[str], descriptors: Sequence[int], environment: Mapping[
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         _keep_only(descriptors)
         os.chdir("/")
+        give_up()
+        # After it: a change of user or capabilities clears this.
+        _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(_NOT_STARTED)  # it ended before the line above
         os.execve(argv[0], list(argv), dict(environment))
     except BaseException as failure:  # noqa: BLE001 - a forked copy of the supervisor must not live on
         os.write(2, f"fusecache: {argv[0]!r} can't be started: {failure}\n".encode(errors="replace"))

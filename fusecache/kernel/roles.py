@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from fusecache.kernel.channel import Channel, socket_pair
 from fusecache.kernel.parts import Part
+from fusecache.kernel.privileges import give_up, keep_for_gate
 from fusecache.kernel.reply_slots import create_slots
 from fusecache.kernel.restart_policy import RestartPolicy
 from fusecache.kernel.spec import MountSpec
@@ -58,7 +59,7 @@ class Agent(Part):
             descriptors.append(ready_fd)
             argv += ["--ready-fd", str(ready_fd)]
         with control, link:
-            self.start(argv, descriptors, environment)
+            self.start(argv, descriptors, environment, lambda: give_up(spec.identity))
 
     def close(self) -> None:
         """Close our ends of a former process's sockets."""
@@ -111,7 +112,7 @@ class Gate(Part):
             *("--settings", json.dumps(everything)),
         ]
         with control:
-            self.start(argv, [control.fileno(), device_fd, table_fd], environment)
+            self.start(argv, [control.fileno(), device_fd, table_fd], environment, keep_for_gate)
 
     def send(self, message: dict[str, Any], descriptors: tuple[int, ...] = ()) -> None:
         """Tell it, if it runs."""
@@ -155,8 +156,9 @@ class Worker(Part):
             *("--open-mode", open_mode),
             *("--device-number", device_number),
         ]
+        descriptors = [requests.fileno(), slots, offers.fileno(), spec.plan_fd, epoch_fd]
         with requests, offers:
-            self.start(argv, [requests.fileno(), slots, offers.fileno(), spec.plan_fd, epoch_fd], environment)
+            self.start(argv, descriptors, environment, lambda: give_up(spec.identity))
 
     def hand_to(self, gate: Gate) -> None:
         """Give the gate its ends, once."""

@@ -17,12 +17,16 @@ from typing import Any, Final, get_args, get_origin, get_type_hints
 
 from fusecache.errors import UsageError
 from fusecache.kernel.features import OPEN_MODES, Features, check_words
+from fusecache.kernel.privileges import Identity
 
 PAGE_BYTES: Final = 4096
 MAX_SPEC_BYTES: Final = 1 << 20
 """A specification is a few kilobytes; more is not one."""
 
 MAX_WORKERS: Final = 64
+MOST_ID: Final = 2**32 - 2
+"""Of users and groups; 2**32 - 1 means "unchanged" to the kernel."""
+
 MAX_READ_BYTES: Final = 1 << 20
 """256 pages, the kernel's limit of one request (fs.fuse.max_pages_limit may be raised, which gained nothing)."""
 
@@ -63,6 +67,13 @@ class MountSpec:
 
     agent_socket: str
     """Path of the agent's unix socket."""
+
+    control_socket: str
+    """Path of the socket on which the agent answers commands; the supervisor makes it and takes it away."""
+
+    run_as_user: int | None = None
+    run_as_group: int | None = None
+    """Who workers and agent are, both or none; None: who the supervisor is."""
 
     embedded_pid: int | None = None
     """A child of this process that serves a folder SOURCE: ended last, and the mount with it when it dies."""
@@ -111,14 +122,25 @@ class MountSpec:
             ("slots", self.slots, 1, 1024),
             ("grace_s", self.grace_s, 0, 3600),
             ("silent_s", self.silent_s, 1, 3600),
+            ("run_as_user", 1 if self.run_as_user is None else self.run_as_user, 1, MOST_ID),
+            ("run_as_group", 1 if self.run_as_group is None else self.run_as_group, 1, MOST_ID),
         ):
             if not least <= value <= most:
                 raise UsageError(f"{name} {value} is not between {least} and {most}")
         if self.max_read_bytes % PAGE_BYTES:
             raise UsageError(f"max_read_bytes {self.max_read_bytes} is not a multiple of {PAGE_BYTES}")
+        if (self.run_as_user is None) != (self.run_as_group is None):
+            raise UsageError("run_as_user and run_as_group belong together; give both or none")
         for name, command in (("gate", self.gate_argv), ("worker", self.worker_argv), ("agent", self.agent_argv)):
             if not command or not command[0]:
                 raise UsageError(f"{name}_argv is empty; it names the program to run")
+
+    @property
+    def identity(self) -> Identity | None:
+        """Who workers and agent are; None: who the supervisor is."""
+        if self.run_as_user is None or self.run_as_group is None:
+            return None
+        return Identity(self.run_as_user, self.run_as_group)
 
     def to_json(self) -> str:
         """The specification as text."""

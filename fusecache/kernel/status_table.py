@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from fusecache.kernel.parts import Part
+from fusecache.kernel.privileges import rights_of
 from fusecache.kernel.session import MountSession
 from fusecache.kernel.spec import MountSpec
 
@@ -22,7 +23,15 @@ def describe(
 ) -> dict[str, Any]:
     """One JSON object; sizes in bytes. `read_ahead_bytes` is null where it could not be set, and the error says why."""
     uptime_s = round(uptime_s, 1)
-    own = {"pid": os.getpid(), "ready": True, "restarts": 0, "uptime_s": uptime_s, "crash_looping": False}
+    rights = rights_of(os.getpid())
+    own = {
+        "pid": os.getpid(),
+        "ready": True,
+        "restarts": 0,
+        "uptime_s": uptime_s,
+        "crash_looping": False,
+        "rights": rights.describe() if rights is not None else None,
+    }
     return {
         "mountpoint": spec.mountpoint,
         "device": session.device_number if session else "",

@@ -32,12 +32,15 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
 from fusecache.errors import FusecacheError
 from fusecache.kernel import last_words
 from fusecache.kernel.channel import Channel, Message
+from fusecache.kernel.control_listener import ControlListener
 from fusecache.kernel.ending import end_parts, end_session
+from fusecache.kernel.first_look import FirstLook
 from fusecache.kernel.gate_watch import GateWatch
 from fusecache.kernel.keeping import Keeper
 from fusecache.kernel.log import Log
@@ -100,6 +103,9 @@ class Supervisor:
         self._dead_gates: list[Part] = []
         """Whose first thread has ended while another one hangs in a notification."""
 
+        self._control: ControlListener | None = None
+        """The control socket, once the mount serves."""
+
         self._unmounting: Unmounting | None = None
         self._was_ready = False
         """Whether an agent said that the mount is ready: until then a failure is the start's failure."""
@@ -109,6 +115,7 @@ class Supervisor:
         self._gate_watch = GateWatch(spec.silent_s)
         self._timers = Timers()
         self._keeper = Keeper(self._timers, self._log)
+        self._first_look = FirstLook(self._timers, lambda error: self._send_agent({"kind": "looked", "errno": error}))
         self._environment = {**os.environ, **spec.environment}
         self._epoch_fd = os.memfd_create("fusecache-epoch", os.MFD_CLOEXEC)
         os.ftruncate(self._epoch_fd, EPOCH_BYTES)
@@ -182,6 +189,8 @@ class Supervisor:
     def _child_ended(self, pid: int, status: int) -> None:
         if self._unmounting is not None and pid == self._unmounting.pid:
             self._unmounting.ended(os.waitstatus_to_exitcode(status))
+        elif pid == self._first_look.pid:
+            self._first_look.finished(os.waitstatus_to_exitcode(status))
         elif pid == self._agent.pid:
             self._read_agent()  # its last words
             self._agent_ended(ending(status))
@@ -222,15 +231,18 @@ class Supervisor:
                 self._agent_is_ready()
             elif kind == "status":
                 self._send_agent({"kind": "status", **self._describe()})
+            elif kind == "look":
+                if self._session is not None:
+                    self._first_look.begin(self._session.mountpoint)
             elif kind == "stop":
                 if self._state == "serving":
                     self._asked_to_end("the agent's request", UNEXPECTED)
             else:
                 self._log.warning("a message of the agent is not understood", kind=kind)
 
-    def _send_agent(self, message: Message) -> None:
+    def _send_agent(self, message: Message, descriptors: Sequence[int] = ()) -> None:
         if self._agent.channel is not None:
-            self._agent.channel.send(message)
+            self._agent.channel.send(message, descriptors)
 
     def _agent_prepared(self, message: Message) -> None:
         self._agent.is_ready()
@@ -276,7 +288,10 @@ class Supervisor:
         self._fail(UNEXPECTED, f"the agent was not prepared within {AGENT_START_S:.0f} s")
 
     def _tell_agent_serving(self) -> None:
-        self._send_agent({"kind": "serving", **self._describe()})
+        if self._control is None:
+            # Not before there is a mount: of two starts at once, the one that is refused must not take this name.
+            self._control = ControlListener(Path(self._spec.control_socket))
+        self._send_agent({"kind": "serving", **self._describe()}, (self._control.socket.fileno(),))
 
     # Mount, gate, workers.
 
@@ -437,7 +452,11 @@ class Supervisor:
         if self._session is not None:
             # First: callers shall get their errors at once.
             end_session(self._session, [self._gate, *self._dead_gates], self._signals, self._log)
-        end_parts([*self._workers.parts, self._agent], PARTS_END_S, self._signals, self._log, hurry=self._hurry)
+        self._first_look.kill(signal.SIGKILL)
+        parts = [*self._workers.parts, self._agent, self._first_look]
+        end_parts(parts, PARTS_END_S, self._signals, self._log, hurry=self._hurry)
+        if self._control is not None:
+            self._control.close()
         with contextlib.suppress(OSError):
             os.unlink(self._spec.agent_socket)
         end_parts([self._embedded], EMBEDDED_END_S, self._signals, self._log, hurry=self._hurry)

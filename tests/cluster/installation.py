@@ -31,6 +31,8 @@ MOUNT = "data"
 """The one mount of the node, of everything that is served."""
 
 MOUNTS = "/var/lib/fusecache/mounts"
+RUN_AS_USER = 64464
+"""Of workers and agents on the node, as deploy/base has it."""
 REPORT_INTERVAL_S = 1
 START_S = 30.0
 POLL_S = 0.1
@@ -91,6 +93,7 @@ class Installation:
             "log_format": "json",
             "state_dir": "/var/lib/fusecache/state",
             "runtime_dir": "/run/fusecache",
+            "run_as_user": RUN_AS_USER,
             "refresh_s": "2s",
             "controller": {
                 "address": f"{NAMESPACE}-controller.{NAMESPACE}.svc:{CONTROLLER_PORT}",

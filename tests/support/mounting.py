@@ -48,8 +48,14 @@ needs_fuse = pytest.mark.skipif(skip_reason() is not None, reason=skip_reason() 
 """Marker for tests that mount."""
 
 
+PYTHON_VARIABLE = "FUSECACHE_TEST_PYTHON"
+"""Names another Python to run `fusecache` with (`tests.support.reachable`)."""
+
+
 def command() -> list[str]:
     """The installed `fusecache`, or the module where only the sources are on the path."""
+    if other := os.environ.get(PYTHON_VARIABLE):
+        return [other, "-m", "fusecache"]
     installed = Path(sys.executable).with_name("fusecache")
     return [str(installed)] if installed.exists() else [sys.executable, "-m", "fusecache"]
 

@@ -89,6 +89,7 @@ class Supervised:
             "plan_fd": plan_fd,
             "ready_fd": ready_fd,
             "agent_socket": str(self.folder / "agent.socket"),
+            "control_socket": str(self.folder / "control" / "control.sock"),
             "environment": {"FUSECACHE_STAND_IN": str(self.orders), "FUSECACHE_STAND_IN_MODE": self._mode},
             **self._fields,
         }

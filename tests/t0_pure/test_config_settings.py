@@ -45,7 +45,8 @@ def test_settings_are_frozen() -> None:
                ("data_threads", 0), ("data_threads", True), ("read_budget_s", 0), ("mode_mask", 0o1777), ("uid", -1),
         ("uid", 2**32 - 1), ("touch_calls_per_s", 0), ("refresh_calls_per_s", float("nan")), ("read_type", "CACHE"),
         ("log_level", "loud"), ("metrics_address", "9464"), ("metrics_address", "h:70000"), ("owner_map", {"a": -1}),
-        ("owner_map", "alice"), ("open_mode", "gate"),
+        ("owner_map", "alice"), ("open_mode", "gate"), ("run_as_user", 0), ("run_as_group", 0), ("run_as_user", True),
+        ("run_as_user", 2**32 - 1), ("run_as_user", "alice"),
     ],
 )  # fmt: skip
 def test_settings_impossible_value_is_refused(key: str, value: object) -> None:

@@ -30,6 +30,7 @@ def spec(**fields: Any) -> MountSpec:
         "agent_argv": ("python", "-m", "agent"),
         "plan_fd": 5,
         "agent_socket": "/run/agent",
+        "control_socket": "/run/control",
     }
     return MountSpec(**{**needed, **fields})
 
@@ -73,6 +74,8 @@ def test_a_descriptor_that_is_not_open_is_named() -> None:
         ({"max_read_bytes": 2 << 20}, "max_read_bytes 2097152 is not between 4096 and 1048576"),
         ({"max_background": 65536}, "max_background 65536 is not between 1 and 65535"),
         ({"spin_us": -1}, "spin_us -1 is not between 0 and 1000000"),
+        ({"run_as_user": 0, "run_as_group": 5}, "run_as_user 0 is not between 1 and "),
+        ({"run_as_user": 5}, "run_as_user and run_as_group belong together"),
         ({"gate_argv": ()}, "gate_argv is empty"),
         ({"agent_argv": ("",)}, "agent_argv is empty"),
     ],

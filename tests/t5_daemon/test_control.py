@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import select
 import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ from fusecache.errors import (
     StateError,
     UsageError,
 )
+from fusecache.kernel.control_listener import ControlListener
 from tests.support import log_noise
 
 TIMEOUT_S = 10.0
@@ -63,11 +66,24 @@ HANDLERS = {
 }
 
 
+@contextlib.asynccontextmanager
+async def served(path: Path) -> AsyncIterator[ControlListener]:
+    """A server at `path`; its end takes the socket away."""
+    listener = ControlListener(path)
+    try:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(ControlServer(listener.socket, HANDLERS).run)
+            yield listener
+            nursery.cancel_scope.cancel()
+    finally:
+        listener.close()
+
+
 @pytest.fixture
-async def path(tmp_path: Path, nursery: trio.Nursery) -> Path:
+async def path(tmp_path: Path) -> AsyncIterator[Path]:
     socket_file = tmp_path / "run" / "mount" / "control.sock"
-    await nursery.start(ControlServer(socket_file, HANDLERS).run)
-    return socket_file
+    async with served(socket_file):
+        yield socket_file
 
 
 async def ask(path: Path, kind: str, timeout_s: float = TIMEOUT_S, **fields: Any) -> dict[str, Any]:
@@ -201,53 +217,76 @@ async def test_connections_of_one_other_user_are_bounded_and_do_not_keep_the_own
         await stream.aclose()
 
 
-async def test_socket_left_by_a_killed_daemon_is_replaced(tmp_path: Path, nursery: trio.Nursery) -> None:
+async def test_socket_left_by_a_killed_daemon_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "mount" / "control.sock"
     path.parent.mkdir()
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
     with pytest.raises(MountError, match="is it running"):
         await ask(path, "status")
-    await nursery.start(ControlServer(path, HANDLERS).run)
-    assert await ask(path, "status") == {"echo": {}}
+    async with served(path):
+        assert await ask(path, "status") == {"echo": {}}
 
 
 async def test_end_takes_the_socket_away(tmp_path: Path) -> None:
     path = tmp_path / "mount" / "control.sock"
-    async with trio.open_nursery() as nursery:
-        await nursery.start(ControlServer(path, HANDLERS).run)
-        nursery.cancel_scope.cancel()
+    async with served(path):
+        assert path.is_socket()
     assert not path.parent.exists()
 
 
-async def test_end_leaves_a_later_daemons_socket(tmp_path: Path, nursery: trio.Nursery) -> None:
+async def test_end_leaves_a_later_daemons_socket(tmp_path: Path) -> None:
     path = tmp_path / "mount" / "control.sock"
-    async with trio.open_nursery() as first:
-        await first.start(ControlServer(path, HANDLERS).run)
-        await nursery.start(ControlServer(path, HANDLERS).run)
-        first.cancel_scope.cancel()
-    assert await ask(path, "status") == {"echo": {}}
+    first = ControlListener(path)
+    async with served(path):
+        first.close()
+        assert await ask(path, "status") == {"echo": {}}
 
 
-async def test_path_longer_than_a_socket_address_works(tmp_path: Path, nursery: trio.Nursery) -> None:
+async def test_question_that_comes_while_nobody_serves_waits_for_the_next_who_does(tmp_path: Path) -> None:
+    path = tmp_path / "mount" / "control.sock"
+    listener = ControlListener(path)
+    answers: list[dict[str, Any]] = []
+
+    async def ask_early() -> None:
+        answers.append(await ask(path, "status"))
+
+    try:
+        with trio.fail_after(TIMEOUT_S):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(ask_early)
+                while not select.select([listener.socket], [], [], 0)[0]:
+                    await trio.sleep(0.01)
+                assert answers == []
+                server = ControlServer(listener.socket.dup(), HANDLERS)
+                await nursery.start(server.run)
+                while not answers:
+                    await trio.sleep(0.01)
+                nursery.cancel_scope.cancel()
+    finally:
+        listener.close()
+    assert answers == [{"echo": {}}]
+
+
+async def test_path_longer_than_a_socket_address_works(tmp_path: Path) -> None:
     path = tmp_path / ("x" * 120) / "control.sock"
-    await nursery.start(ControlServer(path, HANDLERS).run)
-    assert await ask(path, "status") == {"echo": {}}
+    async with served(path):
+        assert await ask(path, "status") == {"echo": {}}
 
 
-async def test_folder_that_can_not_be_made_is_named(tmp_path: Path) -> None:
+def test_folder_that_can_not_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(StateError, match=r"control\.sock' can't be made"):
-        await ControlServer(tmp_path / "file" / "m" / "control.sock", HANDLERS).run()
+    with pytest.raises(StateError, match=r"file/m can't be made: Not a directory"):
+        ControlListener(tmp_path / "file" / "m" / "control.sock")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
-async def test_folder_of_another_user_is_refused(tmp_path: Path) -> None:
+def test_folder_of_another_user_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "theirs"
     folder.mkdir()
     os.chown(folder, 65534, 65534)
-    with pytest.raises(StateError, match="belongs to another user"):
-        await ControlServer(folder / "control.sock", HANDLERS).run()
+    with pytest.raises(StateError, match="theirs belongs to uid 65534, not to 0"):
+        ControlListener(folder / "control.sock")
 
 
 @pytest.mark.parametrize(

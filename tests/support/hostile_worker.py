@@ -1,0 +1,61 @@
+"""The stand-in worker with two files that no worker of ours would show: a setuid program and a device node.
+
+`setuid` has the bytes of the file `program` in the folder, belongs to root and has mode 04755. `device` is the
+character device 1:5, /dev/zero. Both answer by name only.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import struct
+import sys
+from pathlib import Path
+
+from tests.support import stand_in_worker
+from tests.support.stand_in_worker import ATTRIBUTES, GETATTR, IN_HEADER, LOOKUP, READ, VALID_S
+
+SETUID, DEVICE = 100, 101
+NAMES = {b"setuid": SETUID, b"device": DEVICE}
+ZERO = os.makedev(1, 5)
+
+
+class HostileWorker(stand_in_worker.StandIn):
+    """See the module."""
+
+    def _handle(self, message: bytes) -> None:
+        _, opcode, unique, inode, *_ = IN_HEADER.unpack_from(message)
+        body = message[IN_HEADER.size :]
+        if opcode == LOOKUP and (found := NAMES.get(body.rstrip(b"\0"))):
+            self._answer(unique, struct.pack("<QQQQII", found, 0, VALID_S, VALID_S, 0, 0) + self._attributes(found))
+        elif opcode == GETATTR and inode in NAMES.values():
+            self._answer(unique, struct.pack("<QII", VALID_S, 0, 0) + self._attributes(inode))
+        elif opcode == READ and inode == SETUID:
+            _, offset, size = struct.unpack_from("<QQI", body)
+            content = (self._folder / "program").read_bytes()[offset : offset + size]
+            slot = self._slots.take(size)
+            assert slot is not None
+            slot.view[: len(content)] = content
+            self._answer(unique, self._slots.token(slot, len(content)))
+        else:
+            super()._handle(message)
+
+    def _attributes(self, inode: int) -> bytes:
+        """struct fuse_attr of root's file."""
+        if inode == DEVICE:
+            mode, size, device = stat.S_IFCHR | 0o666, 0, ZERO
+        else:
+            mode, size, device = stat.S_IFREG | 0o4755, (self._folder / "program").stat().st_size, 0
+        return ATTRIBUTES.pack(inode, size, size // 512, 0, 0, 0, 0, 0, 0, mode, 1, 0, 0, device, 4096, 0)
+
+
+def main() -> int:
+    """Flags as the supervisor gives them."""
+    flags = stand_in_worker.parse_flags()
+    folder = Path(os.environ["FUSECACHE_STAND_IN"])
+    HostileWorker(flags.requests_fd, flags.slots_fd, flags.offers_fd, folder).serve()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
