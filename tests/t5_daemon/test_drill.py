@@ -35,7 +35,7 @@ def source_of(folder: Path) -> Path:
 
 @needs_fuse
 def test_drill_kills_workers_and_no_read_fails(tmp_path: Path, expected_logs: Callable[..., None]) -> None:
-    expected_logs("a worker ended", count=KILLS)
+    expected_logs("a worker ended")  # within 10 s further ones are only counted
     with live_mount(source_of(tmp_path), tmp_path, "--open-mode", "no-open") as mount:
         before = mount.parts()
         done = run(str(mount.root), "--kills", str(KILLS), "--json", "--runtime-dir", str(mount.runtime_dir))
