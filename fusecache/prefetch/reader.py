@@ -277,6 +277,10 @@ class FileReader:
             if isinstance(error, StaleId):
                 raise
             return None
+        if opened.fd < 0:  # a read beside this one found its version not confirmed yet, and closed it
+            opened = readers.open_blocks.open(self._local_block(index))
+            if opened is None:
+                return None
         self._keep_stored(index, opened, self.reads - 1)
         return opened
 
