@@ -8,7 +8,8 @@
 
 Modes: `heal` (pass everything), `black_hole`, `reset` (RST to everybody, now and later), `down` (nobody listens:
 connection refused), `delay` (every piece waits, with seeded jitter), `limit` (each connection is cut after so many
-bytes from the server). Every mode counts what it did. One thread, no external program, seeded.
+bytes from the server), `trickle` (so many bytes a second from the server). Every mode counts what it did. One thread,
+no external program, seeded.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ class _Link:
         self.server = server
         self.silent = False
         self.from_server = 0
+        self.busy_until_s = 0.0
+        """Trickling: when the last of what the server has sent so far will have gone on."""
 
     def peer(self, end: socket.socket) -> socket.socket:
         return self.server if end is self.client else self.client
@@ -55,6 +58,7 @@ class FaultyProxy:
         self._mode = "heal"
         self._delay_s = self._jitter_s = 0.0
         self._limit_bytes = 0
+        self._trickle_bytes_per_s = 0
         self._links: set[_Link] = set()
         self._selector = selectors.DefaultSelector()
         self._listener: socket.socket | None = None
@@ -73,6 +77,8 @@ class FaultyProxy:
         self.swallowed_bytes = 0
         self.resets = 0
         self.delayed_pieces = 0
+        self.trickled_bytes = 0
+        """Let through so far by `trickle`."""
         self.cut = 0
         """Connections cut by `limit`."""
         self.refusing_since_s: float | None = None
@@ -101,12 +107,12 @@ class FaultyProxy:
     # ---- commands ----
 
     def heal(self) -> None:
-        """Pass everything. A connection that fell silent has lost bytes: it is reset, as a router that has forgotten
-        it would do."""
+        """Pass everything. A connection that fell silent has lost bytes, one that trickles has some to come: it is
+        reset, as a router that has forgotten it would do."""
 
         def pass_all() -> None:
             self._set("heal")
-            for link in [link for link in self._links if link.silent]:
+            for link in [link for link in self._links if link.silent or link.busy_until_s]:
                 self._reset(link)
 
         self._do(pass_all)
@@ -173,6 +179,15 @@ class FaultyProxy:
                 link.from_server = 0
 
         self._do(bound)
+
+    def trickle(self, bytes_per_s: int) -> None:
+        """What servers send goes on at this rate, a tenth of a second's bytes at a time, each connection for itself."""
+
+        def slow() -> None:
+            self._set("trickle")
+            self._trickle_bytes_per_s = bytes_per_s
+
+        self._do(slow)
 
     # ---- the proxy's thread ----
 
@@ -270,10 +285,27 @@ class FaultyProxy:
             at = time.monotonic() + self._delay_s + self._jitter_s * self._rng.random()
             heapq.heappush(self._later, (at, next(self._order), lambda: self._send(link, source, piece)))
             return
+        if self._mode == "trickle" and source is link.server:
+            self._trickle(link, piece)
+            return
         self._send(link, source, piece)
         if self._mode == "limit" and link.from_server >= self._limit_bytes and link in self._links:
             self.cut += 1
             self._close(link)
+
+    def _trickle(self, link: _Link, piece: bytes) -> None:
+        step = max(1, self._trickle_bytes_per_s // 10)
+        link.busy_until_s = max(link.busy_until_s, time.monotonic())
+        for start in range(0, len(piece), step):
+            part = piece[start : start + step]
+            link.busy_until_s += len(part) / self._trickle_bytes_per_s
+
+            def pass_on(part: bytes = part) -> None:
+                if link in self._links:
+                    self.trickled_bytes += len(part)
+                    self._send(link, link.server, part)
+
+            heapq.heappush(self._later, (link.busy_until_s, next(self._order), pass_on))
 
     def _send(self, link: _Link, source: socket.socket, piece: bytes) -> None:
         if link in self._links:
