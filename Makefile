@@ -22,10 +22,11 @@ test-modes: ## the tests of mounts in every other open mode, and with features m
 	@.ci/prepare
 	@$(PYTHON) -m pytest --numprocesses 2 --dist loadgroup --open-modes classic,passthrough,as-5.14,as-6.6 tests/t4_mount
 
-soak: ## 200 kills of workers under eight readers, in each open mode with a gate
+MINUTES := 20
+soak: ## 200 kills of workers, agent and gate under eight readers in each open mode with a gate (MINUTES=20), 50 restarts
 	@.ci/prepare
-	@$(PYTHON) -m tests.soak --kills 200 --open-mode no-open
-	@$(PYTHON) -m tests.soak --kills 200 --open-mode passthrough
+	@$(PYTHON) -m tests.soak --minutes $(MINUTES)
+	@$(PYTHON) -m tests.soak --restarts 50
 
 check: ## format, lint, types, layers, generated protocol
 	@.ci/prepare

@@ -18,6 +18,11 @@ from tests.t4_mount.live_mount import LiveMount, eventually
 CALLS_BETWEEN = 300
 """At most so many calls of all readers pass between two kills."""
 
+PARTS = ("worker", "agent", "gate")
+HEALTHY_S = 1.5
+"""A part that lives for so long has not died at its start: its kill counts as no crash (fusecache.kernel.restart_policy
+says 1 s)."""
+
 
 class Killed(NamedTuple):
     """One kill that took place."""
@@ -66,6 +71,23 @@ def kill_workers(mount: LiveMount, load: Load, kills: int, rng: random.Random) -
     for _ in range(kills):
         load.wait_for_calls(rng.randrange(1, CALLS_BETWEEN))
         done.append(kill(mount, rng.choice(workers)))
+    load.wait_for_calls(CALLS_BETWEEN)
+    return done
+
+
+def kill_parts(
+    mount: LiveMount, load: Load, parts: Sequence[str], kills: int, every_s: float, rng: random.Random
+) -> list[Killed]:
+    """SIGKILL parts of these kinds by chance while `load` reads, one every `every_s` seconds on average."""
+    workers = sorted(part for part in mount.parts() if part.startswith("worker"))
+    done = []
+    due_s = time.monotonic()
+    for _ in range(kills):
+        due_s += every_s * rng.uniform(0.5, 1.5)
+        time.sleep(max(HEALTHY_S, due_s - time.monotonic()))
+        load.wait_for_calls(rng.randrange(1, CALLS_BETWEEN))
+        part = rng.choice(parts)
+        done.append(kill(mount, rng.choice(workers) if part == "worker" else part))
     load.wait_for_calls(CALLS_BETWEEN)
     return done
 
