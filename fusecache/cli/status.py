@@ -95,6 +95,10 @@ def _print_one(state: dict[str, Any]) -> None:
         click.echo(f"{'not used':<18} {'; '.join(unused)}")
     for key, text in summary.items():
         click.echo(f"{key:<18} {text}")
+    if "redelivered" in (gate := state.get("gate") or {}):
+        told = (("redelivered", "worker died"), ("given_twice", "worker blocked"))
+        again = ", ".join(f"{gate[key]} ({why})" for key, why in told)
+        click.echo(f"{'given again':<18} {again}; {gate['poisoned']} given up, {gate['interrupted']} interrupted")
     if state.get("parts"):
         click.echo()
         rows = [

@@ -94,6 +94,13 @@ class Settings(FrozenModel):
         description="Processes that answer the kernel's requests (not in `classic`); another one takes over when one "
         "dies or is busy.",
     )
+    silent_s: Seconds = Field(
+        default=30.0,
+        ge=1,
+        le=3600,
+        description="A process of the mount that does not turn for so long (stopped, an endless loop) prints its "
+        "stacks and is replaced (not in `classic`). Other requests go on meanwhile.",
+    )
     kernel_features: str = Field(
         default="",
         description="Features of the kernel not to be used, such as `-passthrough,-resend`, or those of an older one: "

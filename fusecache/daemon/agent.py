@@ -15,6 +15,7 @@ import argparse
 import faulthandler
 import json
 import os
+import resource
 import signal
 import sys
 import traceback
@@ -302,6 +303,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--why", default="")
     flags = parser.parse_args(arguments)
     faulthandler.register(signal.SIGUSR1)
+    faulthandler.enable()  # the supervisor ends a stuck agent by ABRT
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     plan = plan_from(flags.plan_fd)
     set_process_name("agent", str(plan.mountpoint))
@@ -342,4 +344,5 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     sys.exit(main(sys.argv[1:]))

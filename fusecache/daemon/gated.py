@@ -105,6 +105,7 @@ def become_supervisor(
         max_read_bytes=settings.max_read_bytes,
         spin_us=settings.spin_us or 0,
         slots=SLOTS,
+        silent_s=settings.silent_s,
         gate_settings=_backing_devices(plan),
         log_level=settings.log_level,
     )

@@ -1,9 +1,9 @@
 """The agent's line to the supervisor: one JSON object a message, over an inherited SEQPACKET socket.
 
     agent -> supervisor   prepared (the open mode, and why), look, ready (reads work), failed (exit code, text), status,
-                          stop
+                          pong, stop
     supervisor -> agent   serving (mode, device, features, tuning; with the control socket), looked (errno), status (the
-                          parts), stop
+                          parts), ping (answered pong: the event loop turns), stop
 
 `listen` gives what came in order; `status` and `look` are questions whose answers pass by the others. The end of the
 line is the supervisor's end.
@@ -14,6 +14,7 @@ Starts nothing and decides nothing.
 from __future__ import annotations
 
 import array
+import contextlib
 import json
 import socket
 from typing import Any
@@ -69,7 +70,10 @@ class SupervisorLink:
                     return
                 message = _message(data)
                 kind = message["kind"]
-                if kind in self._waiting:
+                if kind == "ping":
+                    with contextlib.suppress(OSError):  # a supervisor that reads nothing asks nothing more either
+                        self.say_now({"kind": "pong"})
+                elif kind in self._waiting:
                     self._answers[kind] = message
                     for answered in self._waiting[kind]:
                         answered.set()

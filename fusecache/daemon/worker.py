@@ -180,6 +180,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--device-number", required=True)
     flags = parser.parse_args(arguments)
     faulthandler.register(signal.SIGUSR1)
+    faulthandler.enable()  # the supervisor ends a stuck worker by ABRT
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     plan = plan_from(flags.plan_fd)
     set_process_name(f"worker {flags.index}", str(plan.mountpoint))

@@ -21,6 +21,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Generic, Protocol, TypeVar
 
+import trio
 from pyfuse3 import FileHandleT, FileInfo, FUSEError, InodeT, RequestContext
 
 from fusecache.cache.record import Entry
@@ -34,6 +35,9 @@ from fusecache.prefetch.reader import FileReader
 HIDDEN_FILE_BYTES = 128 << 10
 """Size shown of `.fusecache` files: the smallest request that the kernel may be told to keep to, so that one READ has
 a file's whole content."""
+
+SLOT_WAIT_S = 10.0
+SLOT_POLL_S = 0.002
 
 
 class Slot(Protocol):
@@ -110,12 +114,16 @@ class GatedOperations(Operations, Generic[_S]):
     @served
     async def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
         """READ: exactly the bytes asked for, fewer only at the end of the file, as a slot's token."""
-        reader = self._readers.kept(fh)
-        if reader is None:
-            if fh >= FOLDER_INODE:
-                return self._answer(await self._hidden_bytes(fh, off, size), size)
-            reader = await self._reader_of(fh)
-        slot = self._take(size)
+        while True:
+            reader = self._readers.kept(fh)
+            if reader is None:
+                if fh >= FOLDER_INODE:
+                    return await self._answer(await self._hidden_bytes(fh, off, size), size)
+                reader = await self._reader_of(fh)
+            slot = self._slots.take(size)
+            if slot is not None:
+                break
+            await self._wait_for_slot(size)  # the reader may be closed meanwhile
         self._readers.buffer = slot.view
         data = reader.hot_read(off, size)
         if data is not None:
@@ -129,7 +137,7 @@ class GatedOperations(Operations, Generic[_S]):
                 await self._on_stale_read(fh)
                 raise StaleId(f"file id {fh - 1} was replaced") from error
             raise
-        return self._answer(found, size)
+        return await self._answer(found, size)
 
     def _offer_block(self, reader: FileReader, offset: int) -> None:
         """Offer the block file that a READ was answered from, so that the next READ need not come here."""
@@ -165,13 +173,21 @@ class GatedOperations(Operations, Generic[_S]):
         content = await self._hidden_content(name)
         return content[offset : min(offset + size, HIDDEN_FILE_BYTES)]
 
-    def _answer(self, data: bytes | memoryview, size: int) -> bytes:
-        slot = self._take(size)
+    async def _answer(self, data: bytes | memoryview, size: int) -> bytes:
+        slot = self._slots.take(size)
+        while slot is None:
+            data = bytes(data)  # a view is good until somebody else reads
+            await self._wait_for_slot(size)
+            slot = self._slots.take(size)
         slot.view[: len(data)] = data
         return self._slots.token(slot, len(data))
 
-    def _take(self, size: int) -> _S:
-        slot = self._slots.take(size)
-        if slot is None:
-            raise RuntimeError("more requests than slots: the gate counts them, so one of its slots was lost")
-        return slot
+    async def _wait_for_slot(self, size: int) -> None:
+        """Until one is free. The gate counts requests, but not those of a gate that died just before it began."""
+        for _ in range(int(SLOT_WAIT_S / SLOT_POLL_S)):
+            await trio.sleep(SLOT_POLL_S)
+            slot = self._slots.take(size)
+            if slot is not None:
+                self._slots.give_back(slot)
+                return
+        raise RuntimeError(f"no slot was free for {SLOT_WAIT_S:.0f} s: the gate has lost some")

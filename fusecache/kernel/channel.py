@@ -94,7 +94,7 @@ class Channel:
             except BlockingIOError:
                 break
             except ConnectionError:
-                data = b""
+                continue  # it ended with messages of ours unread: said once, before what it has sent and the end
             if not data:
                 self.closed = True
                 break

@@ -1,8 +1,15 @@
 """To the workers and back: who gets a request, what becomes of an answer, what becomes of a dead worker's requests.
 
-A worker is greeted with the INIT that the kernel sent; when it has answered that, it gets requests. Its answers are
-checked before the kernel sees a byte of them; a worker that sends what none may send is cut off, and the supervisor
-told. Workers' sockets never block the gate: what they do not take waits here.
+A worker is greeted with the INIT that the kernel sent; when it has answered that, it gets requests; one that has
+served a gate before this one gets them at once. Its answers are checked before the kernel sees a byte of them; a
+worker that sends what none may send is cut off, and the supervisor told. Workers' sockets never block the gate: what
+they do not take waits here.
+
+INTERRUPT: somebody waits who has got a signal. What is not answered INTERRUPT_S later is answered EINTR if that signal
+kills the caller (`kernel.callers`), so that a killed process is gone although nobody answers it. Other signals
+interrupt nothing: no program expects EINTR of a file, a stat(2) that fails looks like a missing file, and a mapping
+becomes SIGBUS. Where the caller can't be seen, because it lives in another PID namespace, direct reads alone end so, by
+any signal.
 
 Decides by `kernel.in_flight`; takes no request from the kernel itself.
 """
@@ -19,6 +26,7 @@ from typing import Any, Final
 
 from fusecache.kernel import wire
 from fusecache.kernel.answers import Answers
+from fusecache.kernel.callers import is_being_killed
 from fusecache.kernel.direct_reads import DirectReads
 from fusecache.kernel.gate_worker import Worker
 from fusecache.kernel.in_flight import InFlight, Load, Request
@@ -29,6 +37,10 @@ from fusecache.kernel.reply_slots import BadToken
 
 OVERDUE_S: Final = 0.25
 """A request left unread by a blocked worker for so long is given to another one too."""
+NUDGE_S: Final = 1.0
+"""A worker that owes something and says nothing for so long is sent something to take out of its socket."""
+INTERRUPT_S: Final = 2.0
+"""What a caller waits for is mostly there by then; a killed one is not to stay longer (5 s are promised)."""
 
 
 class WorkersFailed(Exception):
@@ -71,7 +83,11 @@ class Dispatch:
         self.in_flight = InFlight(self._has_unread)
         self.failing = False
         """Workers die as fast as they start: EIO at once instead of waiting."""
-        self.counts = {"worker_deaths": 0, "workers_broken": 0, "answers_unasked": 0, "given_twice": 0}
+        self.counts = {
+            "worker_deaths": 0, "workers_broken": 0, "answers_unasked": 0, "given_twice": 0, "interrupted": 0,
+        }  # fmt: skip
+        self._interrupted: dict[int, tuple[Request, float]] = {}
+        """Unique -> (request whose caller has got a signal, when to look what became of it)."""
         self.slot_bytes = 0
         self._waiters: list[threading.Event] = []
         """Of other threads that wait for an answer."""
@@ -79,18 +95,22 @@ class Dispatch:
         self._buffers = [self._buffer]
         self._view = memoryview(self._buffer)
 
-    def add(self, index: int, pid: int, requests: int, slots: int, offers: int) -> None:
-        """A new worker, with its three descriptors; the one before it under the same index is dead.
+    def add(self, index: int, pid: int, requests: int, slots: int, offers: int, initialised: bool) -> None:
+        """A worker, with its three descriptors; the one before it under the same index is dead.
 
-        Raises BadSlots or OSError when they are not what the supervisor makes.
+        `initialised`: it has served a gate before this one. Raises BadSlots or OSError when the descriptors are not
+        what the supervisor makes.
         """
         before = self._by_index.get(index)
-        worker = Worker(index, pid, requests, slots, offers)
+        worker = Worker(index, pid, requests, slots, offers, taken_over=initialised)
         if before is not None:
             self._bury(before, time.monotonic())
         self.by_socket[requests] = worker
         self._by_index[index] = worker
         self._epoll.register(requests, select.EPOLLIN)
+        if initialised:
+            self._begin(worker)
+            return
         try:
             os.write(requests, self._init)
         except OSError as exc:
@@ -209,10 +229,13 @@ class Dispatch:
         """A worker answered INIT: the kernel gets the first such answer, and the worker its requests."""
         patched = patched_answer(answer, self._plan)
         self._on_init_answer(patched)
+        self._tell({"kind": "worker_ready", "index": worker.index, "pid": worker.pid})
+        self._begin(worker)
+
+    def _begin(self, worker: Worker) -> None:
         worker.load.ready = True
         self.failing = False
         self.in_flight.loads[worker.index] = worker.load
-        self._tell({"kind": "worker_ready", "index": worker.index, "pid": worker.pid})
         self._give_waiting(time.monotonic())
 
     def _break(self, worker: Worker, why: str, now_s: float) -> None:
@@ -229,7 +252,7 @@ class Dispatch:
         if self._by_index.get(worker.index) is worker:
             del self._by_index[worker.index]
         again, poisoned = self.in_flight.died(worker.load)
-        worker.close()
+        worker.end()
         self.counts["worker_deaths"] += 1
         self._log.info(
             "worker gone", index=worker.index, pid=worker.pid, redelivered=len(again), given_up=len(poisoned)
@@ -247,6 +270,28 @@ class Dispatch:
             self.fail_waiting()
         else:
             self._give_waiting(now_s)
+
+    def interrupt(self, unique: int, now_s: float) -> None:
+        """The caller of a request has got a signal."""
+        request = self.in_flight.find(unique)
+        if request is not None:
+            self._interrupted[unique] = (request, now_s + INTERRUPT_S)
+
+    def _end_interrupted(self, now_s: float) -> None:
+        for unique, (request, look_at_s) in list(self._interrupted.items()):
+            if request.answered:
+                del self._interrupted[unique]
+            elif now_s >= look_at_s:
+                killed = is_being_killed(wire.caller_of(request.message))
+                if killed is None:
+                    killed = wire.is_direct_read(request.opcode, request.message)
+                if not killed:
+                    self._interrupted[unique] = (request, now_s + INTERRUPT_S)  # the next signal may be another one
+                    continue
+                del self._interrupted[unique]
+                self.in_flight.give_up(request)
+                self.counts["interrupted"] += 1
+                self._answers.write_error(unique, errno.EINTR)
 
     def wait_answered(self, opcodes: frozenset[int], inode: int, most_s: float) -> None:
         """Wait until what is in flight now for an inode is answered, at most so long. Not in the loop's thread."""
@@ -277,9 +322,13 @@ class Dispatch:
         return not self.in_flight.owed and not self.in_flight.waiting
 
     def look_around(self, now_s: float) -> None:
-        """What no message starts: credits that came back, requests left unread."""
+        """What no message starts: credits that came back, requests left unread, callers that were killed."""
         in_flight = self.in_flight
+        if self._interrupted:
+            self._end_interrupted(now_s)
         if in_flight.owed:
+            for load in in_flight.quiet(now_s, NUDGE_S):
+                self._by_index[load.index].nudge()
             for load in in_flight.loads.values():
                 load.full = False
             late = in_flight.overdue(now_s, OVERDUE_S)
@@ -292,9 +341,9 @@ class Dispatch:
             self._give_waiting(now_s)
 
     def close(self) -> None:
-        """Close every worker's sockets."""
+        """End every worker."""
         for worker in self.by_socket.values():
-            worker.close()
+            worker.end()
 
     def status(self) -> dict[str, Any]:
         """Its part of the gate's status. Any thread."""

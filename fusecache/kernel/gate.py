@@ -1,23 +1,27 @@
 """The process between the kernel and the workers: `python -S -m fusecache.kernel.gate`, started by the supervisor.
 
-A request's way: the kernel's message is read from the device; FORGET and INTERRUPT are dropped; OPEN, RELEASE, FLUSH,
-IOCTL and their like are answered here where they can be (`no-open`: -ENOSYS, after which the kernel sends no more of
-them; `passthrough`: see `kernel.opens`), and so are READs of files that the gate knows (`kernel.direct_reads`);
-everything else goes to a worker with credits (`kernel.in_flight`) or waits for one. A worker's answer is checked
-(`kernel.wire`), a READ's bytes are taken from its shared slot (`kernel.reply_slots`), and the kernel gets it. When a
-worker dies, what it held goes to another one: callers see a pause, on any kernel.
+It stands by until the supervisor's first message, `begin`, brings settings, device and table of open inodes. When it
+is not the first gate of the mount, workers come that have answered INIT already: what they still send to requests of
+the gate before is dropped, and the kernel has put those requests back (or ended them).
+
+A request's way: the kernel's message is read from the device; FORGET is dropped; INTERRUPT is remembered
+(`kernel.dispatch`); OPEN, RELEASE, FLUSH, IOCTL and their like are answered here where they can be (`no-open`: -ENOSYS,
+after which the kernel sends no more of them; `passthrough`: see `kernel.opens`), and so are READs of files that the
+gate knows (`kernel.direct_reads`); everything else goes to a worker with credits (`kernel.in_flight`) or waits for one.
+A worker's answer is checked (`kernel.wire`), a READ's bytes are taken from its shared slot (`kernel.reply_slots`), and
+the kernel gets it. When a worker dies, what it held goes to another one: callers see a pause, on any kernel.
 
 One thread does all of this and never blocks but in epoll; notifications are written by threads of their own
 (`kernel.notifications`). It spins before it sleeps (`kernel.spin`). Standard library only.
 
 `status` (also for the agent, by `kernel.gate_link`): `answered` and `dispatched` (requests by opcode: answered here,
 given to a worker), `redelivered`, `poisoned`, `given_twice` (left unread by a blocked worker), `worker_deaths`,
-`workers_broken` (cut off for what they sent), `answers_unasked` (of a slower worker, or to nothing), `bytes_by_slots`,
-`notifications` (pushes, pushes_refused, stored_bytes), `spin_seconds`; `in_flight`, `waiting`, `failing`, `workers`
-(`unread_s`: for how long its socket has lain unread); `refusals` (of offered files, by reason), `learned` (files that
-are known); `direct_reads` (reads, bytes, mapped_bytes of them, not_in_memory); in passthrough mode `opens`
-(passthrough_new, passthrough_learned, passthrough_known, ordinary), `open_inodes`, `closed_backings` (registered still,
-nobody has them open).
+`workers_broken` (cut off for what they sent), `answers_unasked` (of a slower worker, or to nothing), `interrupted`
+(answered EINTR: their caller was killed), `bytes_by_slots`, `notifications` (pushes, pushes_refused, stored_bytes),
+`spin_seconds`; `in_flight`, `waiting`, `failing`, `workers` (`unread_s`: for how long its socket has lain unread);
+`refusals` (of offered files, by reason), `learned` (files that are known); `direct_reads` (reads, bytes, mapped_bytes
+of them, not_in_memory); in passthrough mode `opens` (passthrough_new, passthrough_learned, passthrough_known,
+ordinary), `open_inodes`, `closed_backings` (registered still, nobody has them open).
 
 Decides nothing about file contents, names or freshness, and restarts nobody.
 """
@@ -26,7 +30,6 @@ from __future__ import annotations
 
 import argparse
 import array
-import contextlib
 import errno
 import faulthandler
 import json
@@ -68,7 +71,7 @@ NOTIFICATION_WAIT_S: Final = 10.0
 STOP_S: Final = 10.0
 MOST_CONTROL_BYTES: Final = 1 << 16
 
-_DROPPED: Final = frozenset((wire.FORGET, wire.BATCH_FORGET, wire.INTERRUPT, wire.NOTIFY_REPLY))
+_DROPPED: Final = frozenset((wire.FORGET, wire.BATCH_FORGET, wire.NOTIFY_REPLY))
 _NO_SUCH_CALL: Final = frozenset((wire.FLUSH, wire.FSYNC, wire.FSYNCDIR, wire.OPENDIR))
 _DONE: Final = frozenset((wire.RELEASE, wire.RELEASEDIR, wire.DESTROY))
 _NOTHING_READ: Final = frozenset((errno.EAGAIN, errno.EINTR, errno.ENOENT, errno.EIO))
@@ -200,7 +203,7 @@ class Gate:
         return -1.0
 
     def close(self) -> None:
-        """Close every descriptor. What is in flight is then the business of whoever reads the device."""
+        """The mount has ended: close every descriptor, and end the workers and the agent's link."""
         self._dispatch.close()
         self._notifications.close()
         self._epoll.close()
@@ -267,6 +270,10 @@ class Gate:
         elif opcode in _DROPPED:
             self._answered[opcode] += 1
             return
+        elif opcode == wire.INTERRUPT:
+            self._answered[opcode] += 1
+            self._dispatch.interrupt(wire.interrupted_unique(buffer), now_s)
+            return
         elif opcode in _NO_SUCH_CALL:
             self._answered[opcode] += 1
             self._answers.write_error(unique, wire.NO_SUCH_CALL)
@@ -306,11 +313,12 @@ class Gate:
                 if kind == "worker":
                     requests, slots, offers = descriptors
                     descriptors = []
-                    self._dispatch.add(int(order["index"]), int(order["pid"]), requests, slots, offers)
+                    initialised = bool(order.get("initialised", False))
+                    self._dispatch.add(int(order["index"]), int(order["pid"]), requests, slots, offers, initialised)
                 elif kind == "agent":
                     (link,) = descriptors
                     descriptors = []
-                    self._notifications.serve(link)
+                    self._notifications.serve(link, again=bool(order.get("again", False)))
                 elif kind == "status":
                     self._tell({"kind": "status", **self.status()})
                 elif kind == "workers_failing":
@@ -385,22 +393,38 @@ def _device_number(device: int | str) -> int:
     return os.makedev(int(major), int(minor))
 
 
+def _stand_by(control: socket.socket) -> tuple[dict[str, Any], int]:
+    """Wait for the supervisor to say begin: (settings with the table's descriptor, device). Raises SupervisorGone."""
+    try:
+        control.send(b'{"kind": "standing_by"}')
+        message, descriptors = _receive_control(control)
+    except OSError as exc:
+        raise SupervisorGone("the supervisor is gone") from exc
+    if not message:
+        raise SupervisorGone("the supervisor is gone")
+    order = json.loads(message)
+    device, table = descriptors
+    return {**order["settings"], "open_table_fd": table}, device
+
+
 def main(arguments: list[str] | None = None, log: Callable[[str], Log] = Log) -> int:
     """Command line of the supervisor; the exit code: 0 unmounted or stopped, 1 failed."""
     parser = argparse.ArgumentParser(prog="fusecache.kernel.gate")
     parser.add_argument("--control-fd", type=int, required=True)
-    parser.add_argument("--device-fd", type=int, required=True)
-    parser.add_argument("--settings", type=json.loads, required=True)
+    parser.add_argument("--mountpoint", required=True)
     flags = parser.parse_args(arguments)
     if sys.byteorder != "little":
         log("gate").error("this machine's byte order is not supported", byteorder=sys.byteorder)
         return 1
     faulthandler.enable()  # the supervisor ends a stuck gate by ABRT
-    set_process_name("gate", str(flags.settings.get("mountpoint", "")))
-    gate = Gate(flags.device_fd, flags.control_fd, flags.settings)
+    set_process_name("spare gate", flags.mountpoint)
     try:
-        with contextlib.closing(gate):
-            gate.run()
+        with socket.socket(fileno=os.dup(flags.control_fd)) as control:
+            settings, device = _stand_by(control)
+        set_process_name("gate", flags.mountpoint)
+        gate = Gate(device, flags.control_fd, settings)
+        gate.run()
+        gate.close()  # not after a failure: the next gate goes on with workers and link
     except GateFailed as exc:
         log("gate").error("gate ends", why=str(exc))
         return 1

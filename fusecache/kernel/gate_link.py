@@ -8,11 +8,15 @@ A push returns when the kernel took it, which can last as long as a READ of that
 in flight (1.7 s were seen): call from a thread that nobody waits for. The gate carries pushes out one after the other
 in a thread of its own; `status` and `take_opened` are answered in between.
 
+A gate that goes on after one that died says so on the link (an answer to AGAIN). What that one was asked is then asked
+again: it may have died with a question in its hands, and an invalidation must not be lost.
+
 `GateLink` is the agent's half. The gate's is `kernel.notifications`; the layouts below are both's.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -31,6 +35,8 @@ INVALIDATE_INODE = 2
 STORE = 3
 STATUS = 4
 TAKE_OPENED = 5
+AGAIN = 0
+"""Id of the answer that no question has: another gate has begun."""
 PUSHES = frozenset((INVALIDATE_ENTRY, INVALIDATE_INODE, STORE))
 
 MOST_STORE_BYTES = 128 << 10
@@ -80,9 +86,11 @@ def decode(message: bytes) -> LinkRequest:
 
 
 class _Waiter:
-    __slots__ = ("arrived", "payload", "refusal")
+    __slots__ = ("arrived", "payload", "question", "refusal")
 
-    def __init__(self) -> None:
+    def __init__(self, question: tuple[int, int, int, int, bytes | memoryview]) -> None:
+        """`question`: kind, inode, offset, length, payload."""
+        self.question = question
         self.arrived = threading.Event()
         self.refusal = 0
         self.payload = b""
@@ -152,15 +160,14 @@ class GateLink:
         self._socket.close()
 
     def _ask(self, kind: int, inode: int, offset: int, length: int, payload: bytes | memoryview = b"") -> bytes:
-        waiter = _Waiter()
+        waiter = _Waiter((kind, inode, offset, length, payload))
         with self._lock:
             if self._closed:
                 raise OSError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
-            self._last_id = number = (self._last_id + 1) & 0xFFFFFFFF
+            self._last_id = number = self._last_id % 0xFFFFFFFF + 1
             self._waiters[number] = waiter
         try:
-            # SEQPACKET messages are whole: threads need no lock to send.
-            self._socket.sendmsg([HEAD.pack(kind, number, inode, offset, length), payload])
+            self._send(number, waiter)
             if not waiter.arrived.wait(self._timeout_s):
                 raise OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
         finally:
@@ -169,6 +176,19 @@ class GateLink:
         if waiter.refusal:
             raise OSError(waiter.refusal, os.strerror(waiter.refusal))
         return waiter.payload
+
+    def _send(self, number: int, waiter: _Waiter) -> None:
+        kind, inode, offset, length, payload = waiter.question
+        # SEQPACKET messages are whole: threads need no lock to send.
+        self._socket.sendmsg([HEAD.pack(kind, number, inode, offset, length), payload])
+
+    def _ask_again(self) -> None:
+        """Twice is no harm: to forget, and to take the same bytes; `take_opened` may lose some inodes' touch."""
+        with self._lock:
+            waiting = list(self._waiters.items())
+        for number, waiter in waiting:
+            with contextlib.suppress(OSError):  # the end is noticed by the next receive
+                self._send(number, waiter)
 
     def _receive(self) -> None:
         while True:
@@ -181,6 +201,9 @@ class GateLink:
             if len(message) < ANSWER.size:
                 continue
             number, refusal = ANSWER.unpack_from(message)
+            if number == AGAIN:
+                self._ask_again()
+                continue
             with self._lock:
                 waiter = self._waiters.get(number)
             if waiter is not None:  # None: its caller stopped waiting

@@ -13,6 +13,7 @@ import struct
 import termios
 from typing import Final
 
+from fusecache.kernel import wire
 from fusecache.kernel.in_flight import Load
 from fusecache.kernel.offers import OfferReceiver
 from fusecache.kernel.reply_slots import GateSlots
@@ -23,8 +24,13 @@ _INT: Final = struct.Struct("i")
 class Worker:
     """One worker process as the gate knows it."""
 
-    def __init__(self, index: int, pid: int, requests: int, slots: int, offers: int) -> None:
-        """Takes over the three descriptors. Raises BadSlots, OSError; the descriptors are then closed."""
+    def __init__(
+        self, index: int, pid: int, requests: int, slots: int, offers: int, *, taken_over: bool = False
+    ) -> None:
+        """Takes over the three descriptors. Raises BadSlots, OSError; the descriptors are then closed.
+
+        `taken_over`: from a gate that died. What that one had in its hands is given back.
+        """
         self.index = index
         self.pid = pid
         self.requests = requests
@@ -32,6 +38,9 @@ class Worker:
             self.slots = GateSlots(slots)
             os.set_blocking(requests, False)
             self.offers = OfferReceiver(offers)
+            if taken_over:
+                self.slots.free_taken()
+                self.offers.drop()
         except BaseException:
             for descriptor in (requests, offers):
                 os.close(descriptor)
@@ -48,11 +57,15 @@ class Worker:
             fcntl.ioctl(self.requests, termios.TIOCOUTQ, answer)
         return bool(_INT.unpack(answer)[0])
 
-    def close(self) -> None:
-        """The worker gets EOF, if it still lives."""
+    def nudge(self) -> None:
+        """Give it something to take out of its socket."""
+        with contextlib.suppress(OSError):  # full, or dead: both are noticed without this
+            os.write(self.requests, wire.nothing_to_do())
+
+    def end(self) -> None:
+        """The worker gets EOF, if it still lives: closing is not enough, the supervisor holds this end too."""
         self.offers.close()
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self.requests)) as ended:
-            # Closing is not enough: the supervisor may still hold this end.
             ended.shutdown(socket.SHUT_RDWR)
         os.close(self.requests)
         self.slots.close()

@@ -16,6 +16,7 @@ Does not send, receive or wait.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -68,6 +69,8 @@ class Load:
         """Holds one suspicious request and gets no other."""
         self.awake_at_s = 0.0
         """When it last showed that it takes requests out of its socket."""
+        self.heard_at_s = 0.0
+        """When it last answered, was given a request while it owed none, or was nudged."""
 
 
 class InFlight:
@@ -122,7 +125,7 @@ class InFlight:
     def given(self, request: Request, load: Load, now_s: float) -> None:
         """The request is in the worker's socket."""
         if not load.owed:
-            load.awake_at_s = now_s
+            load.awake_at_s = load.heard_at_s = now_s
         load.owed[request.unique] = request
         self.owed += 1
         request.holders += 1
@@ -140,7 +143,7 @@ class InFlight:
 
     def answer_of(self, load: Load, unique: int, now_s: float) -> Request | None:
         """The request that a worker's answer is for; None when it owes no such answer, or another one gave it."""
-        load.awake_at_s = now_s
+        load.awake_at_s = load.heard_at_s = now_s
         load.full = False
         request = load.owed.pop(unique, None)
         if request is None:
@@ -219,6 +222,31 @@ class InFlight:
                 else:
                     load.awake_at_s = now_s
         return late
+
+    def quiet(self, now_s: float, after_s: float) -> list[Load]:
+        """Workers that owe something and have not been heard of for so long: each is named once in that time.
+
+        One that has taken all its requests and then hangs would not be noticed by what lies unread in its socket.
+        """
+        quiet = [load for load in self.loads.values() if load.owed and now_s - load.heard_at_s >= after_s]
+        for load in quiet:
+            load.heard_at_s = now_s
+        return quiet
+
+    def find(self, unique: int) -> Request | None:
+        """A request that waits or is owed, and is not answered."""
+        for load in self.loads.values():
+            if unique in load.owed:
+                found = load.owed[unique]
+                return None if found.answered else found
+        waiting = itertools.chain(self.waiting_reads, self.waiting_others)
+        return next((request for request in waiting if request.unique == unique), None)
+
+    def give_up(self, request: Request) -> None:
+        """It is answered without a worker; what one that holds it answers is dropped."""
+        request.answered = True
+        with contextlib.suppress(ValueError):
+            self.queue_of(request).remove(request)
 
     def unread_s(self, load: Load, now_s: float) -> float:
         """For how long a worker has left its socket unread; 0 while it takes what it is given."""

@@ -44,8 +44,9 @@ class Keeper:
         return True
 
     def abort(self, part: Part) -> None:
-        """Let it print its stacks, then kill it."""
+        """Let it print its stacks, then kill it. One that is stopped prints them when it goes on."""
         part.kill(signal.SIGABRT)
+        part.kill(signal.SIGCONT)
         self.kill_later(part, STACKS_S)
 
     def kill_later(self, part: Part, delay_s: float) -> None:

@@ -64,11 +64,13 @@ class Notifications:
         self._writer = threading.Thread(target=self._write_all, name="notifications", daemon=True)
         self._writer.start()
 
-    def serve(self, descriptor: int) -> None:
-        """Take over a link; the one before it is closed."""
+    def serve(self, descriptor: int, *, again: bool) -> None:
+        """Take over a link; the one before it is closed. `again`: a gate that died had it."""
         self._end_link()
         self._link = socket.socket(fileno=descriptor)
         self._link.setblocking(True)
+        if again:
+            self._answer(self._link, gate_link.AGAIN, 0)
         self._receiver = threading.Thread(target=self._receive, args=(self._link,), name="agent-link", daemon=True)
         self._receiver.start()
 

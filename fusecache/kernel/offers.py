@@ -81,6 +81,11 @@ class OfferReceiver:
         """Whether the socket holds something (0.4 us; to try to receive costs an exception, 2 us)."""
         return bool(self._poll.poll(0))
 
+    def drop(self) -> None:
+        """The gate before this one died. What was offered to it may be older than what it was told to forget."""
+        self._drain()
+        self._close_pending()
+
     def take(self, inode: int) -> list[Offered]:
         """What was offered for an inode, oldest first, now the caller's."""
         self._drain()
@@ -88,10 +93,13 @@ class OfferReceiver:
 
     def close(self) -> None:
         """Close the socket and every descriptor that nobody took."""
+        self._close_pending()
+        self._socket.close()
+
+    def _close_pending(self) -> None:
         for offers in self._pending.values():
             close_all(offers)
         self._pending.clear()
-        self._socket.close()
 
     def _drain(self) -> None:
         space = socket.CMSG_SPACE(array.array("i").itemsize)

@@ -40,8 +40,6 @@ class Part:
         self.restarts = 0
         self.started_at_s = 0.0
         self.ready_at_s: float | None = None
-        self.replaced = False
-        """Killed by the supervisor to be started anew: no death that counts."""
 
     @property
     def running(self) -> bool:
@@ -61,12 +59,15 @@ class Part:
         give_up: Callable[[], None],
     ) -> None:
         """Start the process (`spawn`). OSError when the machine has no more processes."""
+        self.started(spawn(argv, descriptors, environment, give_up))
+
+    def started(self, pid: int | None) -> None:
+        """A process has the role from now on: any but the first is a restart."""
         if self.started_at_s:
             self.restarts += 1
-        self.pid = spawn(argv, descriptors, environment, give_up)
+        self.pid = pid
         self.started_at_s = time.monotonic()
         self.ready_at_s = None
-        self.replaced = False
 
     def is_ready(self) -> None:
         """It said so."""

@@ -5,11 +5,14 @@ Python) and answers the READ with a 16-byte token. The gate finds the slot by th
 to the kernel in one `writev`, and frees the slot. A 1 MiB message through the socket would be a 1 MiB kernel
 allocation that fails on fragmented nodes, and would need CAP_NET_ADMIN for its buffer.
 
-The memfd: one page of head (magic, slots, bytes a slot; then one busy byte a slot), then the slots. The worker sets
-a busy byte, the gate clears it; whoever holds the slot may touch its bytes. Sealed against resizing, so that no worker
-can make the gate fault on a mapping that ended. A dead worker's memfd dies with it: the next one gets a fresh one.
+The memfd: one page of head (magic, slots, bytes a slot; then one state byte a slot), then the slots. The worker marks
+a slot as its own, the gate marks it as the gate's when it has found it by a token, and frees it; whoever holds the slot
+may touch its bytes. Sealed against resizing, so that no worker can make the gate fault on a mapping that ended. A dead
+worker's memfd dies with it: the next one gets a fresh one. A dead gate's slots are freed by the next gate, but for one
+that it had not marked yet: a few microseconds of each answer, for the rest of the worker's life.
 
-A worker never has more requests than slots (`kernel.in_flight` counts), so that one always finds a free slot.
+A worker never has more requests than slots (`kernel.in_flight` counts), so that one always finds a free slot; after a
+gate's death it may have those of two gates, and has to wait for a moment.
 
 Does not send or receive anything.
 """
@@ -30,6 +33,8 @@ MOST_SLOT_BYTES = 16 << 20
 _HEAD = struct.Struct("<QII")
 _MAGIC = 0x31544F4C53434623
 _BUSY_AT = 64
+_FREE, _WORKERS, _GATES = 0, 1, 2
+"""States of a slot."""
 _TOKEN = struct.Struct("<QII")
 _TOKEN_MAGIC = 0x314E454B4F544623
 TOKEN_BYTES = _TOKEN.size
@@ -114,7 +119,7 @@ class WorkerSlots(_SharedSlots):
         if found < 0:
             return None
         index = found - _BUSY_AT
-        self._busy[index] = 1
+        self._busy[index] = _WORKERS
         return Slot(index, self._views[index][:size])
 
     def token(self, slot: Slot, length: int) -> bytes:
@@ -125,7 +130,7 @@ class WorkerSlots(_SharedSlots):
 
     def give_back(self, slot: Slot) -> None:
         """The READ failed: no token of this slot will be sent."""
-        self._busy[slot.number] = 0
+        self._busy[slot.number] = _FREE
 
 
 class GateSlots(_SharedSlots):
@@ -145,6 +150,7 @@ class GateSlots(_SharedSlots):
             raise BadToken(f"{length} bytes for a READ of {requested}")
         if not self._busy[index]:
             raise BadToken(f"slot {index} is free")
+        self._busy[index] = _GATES
         return index, self._views[index][:length]
 
     def slot_of(self, token: bytes | memoryview) -> int | None:
@@ -156,4 +162,10 @@ class GateSlots(_SharedSlots):
 
     def free(self, index: int) -> None:
         """The kernel has the bytes, or nobody wants them any more."""
-        self._busy[index] = 0
+        self._busy[index] = _FREE
+
+    def free_taken(self) -> None:
+        """Free what a gate that died had taken."""
+        for index, state in enumerate(bytes(self._busy)):
+            if state == _GATES:
+                self._busy[index] = _FREE

@@ -1,14 +1,13 @@
 """What each kind of part is given: flags, sockets, memfds. Who starts when is `supervisor`'s business.
 
 agent:  --plan-fd --epoch-fd --agent-socket --gate-fd --control-fd [--ready-fd]
-gate:   --control-fd --device-fd --settings JSON
+gate:   --control-fd --mountpoint; device, table of open inodes and settings come with its first message
 worker: --index --requests-fd --slots-fd --offers-fd --plan-fd --epoch-fd --agent-socket --open-mode --device-number
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import socket
 from collections.abc import Mapping
@@ -72,47 +71,46 @@ class Agent(Part):
 
 
 class Gate(Part):
-    """Between the device and the workers."""
+    """Between the device and the workers. Also the one that stands by to take over its process (`adopt`)."""
 
-    def __init__(self) -> None:
-        super().__init__("gate", RestartPolicy())
+    def __init__(self, name: str = "gate") -> None:
+        super().__init__(name, RestartPolicy())
         self.channel: Channel | None = None
         self.failure = ""
         """Its own last words."""
 
-    def launch(
-        self,
-        spec: MountSpec,
-        device_fd: int,
-        table_fd: int,
-        settings: Mapping[str, Any],
-        environment: Mapping[str, str],
-    ) -> None:
-        """Start it on `device_fd`, a clone of its own; the table of open inodes outlives it in `table_fd`."""
+    def launch(self, spec: MountSpec, environment: Mapping[str, str]) -> None:
+        """Start it; it stands by until `begin`."""
         self.close()
         self.failure = ""
         ours, control = socket_pair()
         self.channel = Channel(ours)
+        argv = [*spec.gate_argv, *("--control-fd", str(control.fileno())), *("--mountpoint", spec.mountpoint)]
+        with control:
+            self.start(argv, [control.fileno()], environment, keep_for_gate)
+
+    def adopt(self, spare: Gate) -> None:
+        """Go on with the process of `spare`, which stands by."""
+        self.close()
+        self.failure = ""
+        self.channel, spare.channel = spare.channel, None
+        self.started(spare.pid)
+        spare.ended()
+        spare.started_at_s = 0.0  # the next one to stand by is the first of its kind again, no restart
+
+    def begin(self, spec: MountSpec, device_fd: int, table_fd: int, settings: Mapping[str, Any]) -> None:
+        """Let it serve `device_fd`, a clone of its own; the table of open inodes outlives it in `table_fd`."""
         everything = {
             **spec.gate_settings,
             **settings,
             "features": [row.name for row in spec.features.rows if row.usable],
-            "open_table_fd": table_fd,
             "spin_us": spec.spin_us,
             "max_read_bytes": spec.max_read_bytes,
             "slots": spec.slots,
             "slot_bytes": spec.max_read_bytes,
-            "mountpoint": spec.mountpoint,
             "log_level": spec.log_level,
         }
-        argv = [
-            *spec.gate_argv,
-            *("--control-fd", str(control.fileno())),
-            *("--device-fd", str(device_fd)),
-            *("--settings", json.dumps(everything)),
-        ]
-        with control:
-            self.start(argv, [control.fileno(), device_fd, table_fd], environment, keep_for_gate)
+        self.send({"kind": "begin", "settings": everything}, (device_fd, table_fd))
 
     def send(self, message: dict[str, Any], descriptors: tuple[int, ...] = ()) -> None:
         """Tell it, if it runs."""
@@ -133,7 +131,7 @@ class Worker(Part):
         super().__init__(f"worker {index}", RestartPolicy())
         self.index = index
         self._gate_ends: tuple[int, ...] = ()
-        """Requests, slots, offers: the gate's, until it has got them."""
+        """Requests, slots, offers: what the gate has, kept here too for the next one. A worker outlives its gate."""
 
     def launch(
         self, spec: MountSpec, epoch_fd: int, open_mode: str, device_number: str, environment: Mapping[str, str]
@@ -161,10 +159,15 @@ class Worker(Part):
             self.start(argv, descriptors, environment, lambda: give_up(spec.identity))
 
     def hand_to(self, gate: Gate) -> None:
-        """Give the gate its ends, once."""
-        if self._gate_ends and self.running and gate.running:
-            gate.send({"kind": "worker", "index": self.index, "pid": self.pid}, self._gate_ends)
-            self.close()
+        """Give the gate its ends; each gate once. One that was ready has answered INIT to another gate."""
+        if self.running and gate.running:
+            message = {"kind": "worker", "index": self.index, "pid": self.pid, "initialised": self.ready}
+            gate.send(message, self._gate_ends)
+
+    def ended(self) -> None:
+        """Its end was seen: the gate's ends are of no use any more."""
+        super().ended()
+        self.close()
 
     def close(self) -> None:
         """Close the gate's ends here."""

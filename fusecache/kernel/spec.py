@@ -92,8 +92,9 @@ class MountSpec:
     grace_s: int = 10
     """How long requests in flight may take to finish on the way down; Kubernetes kills after 30 s by default."""
 
-    silent_s: int = 30
-    """A gate that has not answered the supervisor, or a worker that has not taken a request, for this long is stuck."""
+    silent_s: float = 30.0
+    """A gate or agent that has not answered the supervisor, or a worker that has not taken a request, for this long is
+    stuck."""
 
     gate_settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """More settings of the gate, passed on unread (`gate --settings`)."""

@@ -12,9 +12,12 @@ ends the connection with its last descriptor: callers get errors, and a dead mou
 What happens when a part dies (`restart_policy` says how often and when):
   worker  the gate gives its requests to another one; a new process takes its place. While all of them crash-loop, the
           gate answers EIO, and one is tried every 10 s.
-  gate    what it had read is put back by the kernel (RESEND) or answered ECONNABORTED (without it); a new gate and new
-          workers go on. A crash-looping gate ends the mount, with exit code 70.
+  gate    what it had read is put back by the kernel (RESEND) or answered ECONNABORTED (without it); the spare gate,
+          which stands by with everything loaded, goes on with the same workers. A crash-looping gate ends the mount,
+          with exit code 70.
   agent   reads go on, metadata waits; started again with growing delays, for as long as it takes.
+Gate and agent are asked for a sign of life, and a worker has to take what it is given: who does not for `silent_s`
+prints its stacks (ABRT) and is killed.
 Before the mount is ready a dead agent or gate, or a crash-looping worker, ends the start with an error.
 
 On the way down: unmount (a busy mount is detached after BUSY_S, and said so), let what is in flight finish for at most
@@ -41,9 +44,9 @@ from fusecache.kernel.channel import Channel, Message
 from fusecache.kernel.control_listener import ControlListener
 from fusecache.kernel.ending import end_parts, end_session
 from fusecache.kernel.first_look import FirstLook
-from fusecache.kernel.gate_watch import GateWatch
 from fusecache.kernel.keeping import Keeper
 from fusecache.kernel.log import Log
+from fusecache.kernel.part_watch import PartWatch
 from fusecache.kernel.parts import Part, ending, leader_is_dead
 from fusecache.kernel.process_name import set_process_name
 from fusecache.kernel.restart_policy import RestartPolicy
@@ -71,7 +74,13 @@ PARTS_END_S: Final = 8.0
 
 EMBEDDED_END_S: Final = 5.0
 LOOK_S: Final = 1.0
-"""How often the gate is looked at."""
+"""How often gate and agent are looked at."""
+
+GATE_START_S: Final = 30.0
+"""To a gate's first word, which takes 0.2 s, and seconds on a machine that is busy."""
+
+SPARE_S: Final = 1.0
+"""From a gate's start to that of its spare: the mount has the processor for itself while it catches up."""
 
 State = Literal["preparing", "starting", "serving", "stopping"]
 
@@ -98,6 +107,7 @@ class Supervisor:
         self._read_ahead_error: str | None = None
         self._agent = Agent()
         self._gate = Gate()
+        self._spare = Gate("spare gate")
         self._embedded = Part("embedded server", RestartPolicy())
         self._embedded.pid = spec.embedded_pid
         self._dead_gates: list[Part] = []
@@ -112,7 +122,8 @@ class Supervisor:
 
         self._hurry = False
         self._started_at_s = time.monotonic()
-        self._gate_watch = GateWatch(spec.silent_s)
+        self._gate_watch = PartWatch(spec.silent_s, GATE_START_S)
+        self._agent_watch = PartWatch(spec.silent_s, AGENT_START_S)
         self._timers = Timers()
         self._keeper = Keeper(self._timers, self._log)
         self._first_look = FirstLook(self._timers, lambda error: self._send_agent({"kind": "looked", "errno": error}))
@@ -160,7 +171,11 @@ class Supervisor:
         poll = select.poll()
         poll.register(self._signals, select.POLLIN)
         channels: dict[int, tuple[Channel, Callable[[], None]]] = {}
-        for channel, handler in ((self._agent.channel, self._read_agent), (self._gate.channel, self._read_gate)):
+        for channel, handler in (
+            (self._agent.channel, self._read_agent),
+            (self._gate.channel, self._read_gate),
+            (self._spare.channel, self._read_spare),
+        ):
             if channel is not None and not channel.closed:
                 channels[channel.fileno()] = (channel, handler)
                 poll.register(channel, select.POLLIN | (select.POLLOUT if channel.has_waiting else 0))
@@ -197,6 +212,8 @@ class Supervisor:
         elif pid == self._gate.pid:
             self._read_gate()
             self._gate_ended(ending(status))
+        elif pid == self._spare.pid:
+            self._spare_ended(ending(status))
         elif pid == self._embedded.pid:
             self._embedded_ended(ending(status))
         elif worker := self._workers.of(pid):
@@ -216,8 +233,22 @@ class Supervisor:
             self._launch_agent,
         ):
             return
+        self._agent_watch.started()
+        self._look_at_agent()
         if self._agent.gate_link is not None:
             self._gate.send({"kind": "agent"}, (self._agent.gate_link.fileno(),))
+
+    def _look_at_agent(self) -> None:
+        """Every LOOK_S while it runs: ask for a sign of life."""
+        if not self._agent.running:
+            return
+        verdict = self._agent_watch.look(time.monotonic())
+        if verdict == "ask":
+            self._send_agent({"kind": "ping"})
+        elif verdict == "stuck":
+            self._log.error("the agent is stuck and is replaced", pid=self._agent.pid)
+            self._keeper.abort(self._agent)
+        self._timers.after("agent look", LOOK_S, self._look_at_agent)
 
     def _read_agent(self) -> None:
         channel = self._agent.channel
@@ -229,6 +260,8 @@ class Supervisor:
                 self._agent_failed(message)
             elif kind == "ready":
                 self._agent_is_ready()
+            elif kind == "pong":
+                self._agent_watch.answered()
             elif kind == "status":
                 self._send_agent({"kind": "status", **self._describe()})
             elif kind == "look":
@@ -305,25 +338,50 @@ class Supervisor:
         self._workers.start(self._session)
 
     def _launch_gate(self) -> None:
-        assert self._session is not None
-        settings = {**self._session.gate_settings(), "open_mode": self._session.open_mode}
-        device_fd = self._session.gate_device
-        if not self._keeper.start(
-            self._gate,
-            lambda: self._gate.launch(self._spec, device_fd, self._table_fd, settings, self._environment),
-            self._launch_gate,
+        session = self._session
+        assert session is not None
+        if self._spare.ready:
+            self._gate.adopt(self._spare)
+        elif not self._keeper.start(
+            self._gate, lambda: self._gate.launch(self._spec, self._environment), self._launch_gate
         ):
             return
+        settings = {**session.gate_settings(), "open_mode": session.open_mode}
+        self._gate.begin(self._spec, session.gate_device, self._table_fd, settings)
         self._gate_watch.started()
         self._look_at_gate()  # its answer says that it is ready
         if self._agent.gate_link is not None:
-            self._gate.send({"kind": "agent"}, (self._agent.gate_link.fileno(),))
+            again = self._gate.restarts > 0
+            self._gate.send({"kind": "agent", "again": again}, (self._agent.gate_link.fileno(),))
         self._workers.gate_started()
+
+    def _launch_spare(self) -> None:
+        """A gate that stands by: what takes time is an interpreter with its modules."""
+        if not self._spare.running:
+            self._keeper.start(
+                self._spare, lambda: self._spare.launch(self._spec, self._environment), self._launch_spare
+            )
+
+    def _read_spare(self) -> None:
+        channel = self._spare.channel
+        for message in channel.receive() if channel is not None else []:
+            if message["kind"] == "standing_by":
+                self._spare.is_ready()
+
+    def _spare_ended(self, how: str) -> None:
+        verdict = self._spare.policy.died(time.monotonic(), self._spare.ready_at_s)
+        self._spare.ended()
+        if self._state == "serving":
+            delay_s = max(SPARE_S, verdict.delay_s)
+            self._log.warning("the spare gate ended", how=how, again_in_s=delay_s)
+            self._timers.after(self._spare.name, delay_s, self._launch_spare)
 
     def _read_gate(self) -> None:
         channel = self._gate.channel
         for message in channel.receive() if channel is not None else []:
             kind = message["kind"]
+            if kind == "standing_by":
+                continue
             if kind != "failed":
                 self._gate.is_ready()
             if kind == "initialised":
@@ -349,6 +407,7 @@ class Supervisor:
         self._state = "serving"
         self._keeper.patient = True
         self._workers.serve()
+        self._timers.after(self._spare.name, SPARE_S, self._launch_spare)
         self._read_ahead_error = set_read_ahead(self._session.device_number, self._spec.read_ahead_bytes)
         if self._read_ahead_error:
             self._log.warning("the read-ahead stays at the kernel's default", reason=self._read_ahead_error)
@@ -385,8 +444,8 @@ class Supervisor:
             reason=self._gate.failure,
         )
         self._session.renew_gate_device(resend=resend)
-        self._workers.replace_all()
         self._launch_gate()
+        self._timers.after(self._spare.name, SPARE_S, self._launch_spare)
 
     def _look_at_gate(self) -> None:
         """Every LOOK_S: ask for a sign of life, and see what waitpid does not tell (`parts.leader_is_dead`)."""
@@ -453,7 +512,7 @@ class Supervisor:
             # First: callers shall get their errors at once.
             end_session(self._session, [self._gate, *self._dead_gates], self._signals, self._log)
         self._first_look.kill(signal.SIGKILL)
-        parts = [*self._workers.parts, self._agent, self._first_look]
+        parts = [*self._workers.parts, self._agent, self._spare, self._first_look]
         end_parts(parts, PARTS_END_S, self._signals, self._log, hurry=self._hurry)
         if self._control is not None:
             self._control.close()
@@ -467,7 +526,7 @@ class Supervisor:
         return describe(
             self._spec,
             self._session,
-            (self._gate, self._agent, *self._workers.parts),
+            (self._gate, self._spare, self._agent, *self._workers.parts),
             mode_reason=self._mode_reason,
             read_ahead_error=self._read_ahead_error,
             uptime_s=time.monotonic() - self._started_at_s,

@@ -10,6 +10,7 @@ Pure: encodes, decodes, decides what a message may be; opens, reads and writes n
 from __future__ import annotations
 
 import errno
+import os
 import struct
 from typing import Final
 
@@ -50,10 +51,14 @@ IN_HEADER_START: Final = struct.Struct("<IIQQ")
 """Its part that the gate looks at."""
 OUT_HEADER: Final = struct.Struct("<IiQ")
 """fuse_out_header: len, error (0 or -errno; notifications: the code), unique (notifications: 0)."""
+CALLER_AT: Final = 32
+"""pid in fuse_in_header: the calling thread's id in the PID namespace of whoever mounted; 0: it is in another one."""
 FILE_HANDLE_AT: Final = 40
 """fh in fuse_read_in, fuse_release_in, fuse_flush_in, fuse_fsync_in."""
 READ_SIZE_AT: Final = 56
 """size in fuse_read_in (READ, READDIR, READDIRPLUS), after fh and offset."""
+READ_FILE_FLAGS_AT: Final = 72
+"""flags in fuse_read_in: those of open(2)."""
 READ_IN_BYTES: Final = 40 + 40
 
 MOST_LIST_BYTES: Final = 64 << 10
@@ -98,7 +103,7 @@ class BadMessage(Exception):
 def decode_request(buffer: bytes | bytearray | memoryview, received: int) -> tuple[int, int, int]:
     """(opcode, unique, inode) of the request in the first `received` bytes. Raises BadMessage.
 
-    Also makes sure that the requests the gate looks into (READ, READDIR) are long enough for it.
+    Also makes sure that the requests the gate looks into (READ, READDIR, INTERRUPT) are long enough for it.
     """
     if received < IN_HEADER.size:
         raise BadMessage(f"a request of {received} bytes")
@@ -107,6 +112,8 @@ def decode_request(buffer: bytes | bytearray | memoryview, received: int) -> tup
         raise BadMessage(f"a request of {received} bytes that claims {length}")
     if opcode in (READ, READDIR, READDIRPLUS) and received < READ_IN_BYTES:
         raise BadMessage(f"{OPCODE_NAMES[opcode]} of {received} bytes")
+    if opcode == INTERRUPT and received < IN_HEADER.size + _U64.size:
+        raise BadMessage(f"INTERRUPT of {received} bytes")
     return opcode, unique, inode
 
 
@@ -120,6 +127,28 @@ def read_range(message: bytes | bytearray | memoryview) -> tuple[int, int]:
     """(offset, size) of a READ."""
     offset, size = _OFFSET_SIZE.unpack_from(message, FILE_HANDLE_AT + 8)
     return offset, size
+
+
+def caller_of(message: bytes) -> int:
+    """Id of the thread that waits for the answer; 0: of another PID namespace."""
+    caller: int = _U32.unpack_from(message, CALLER_AT)[0]
+    return caller
+
+
+def is_direct_read(opcode: int, message: bytes) -> bool:
+    """A READ of a file that was opened with O_DIRECT: no page cache, and no mapping, waits for it."""
+    return opcode == READ and bool(_U32.unpack_from(message, READ_FILE_FLAGS_AT)[0] & os.O_DIRECT)
+
+
+def interrupted_unique(buffer: bytes | bytearray | memoryview) -> int:
+    """Which request an INTERRUPT is about."""
+    unique: int = _U64.unpack_from(buffer, IN_HEADER.size)[0]
+    return unique
+
+
+def nothing_to_do() -> bytes:
+    """A request that costs a worker nothing and gets no answer: it forgets no inodes. One that turns takes it."""
+    return IN_HEADER.pack(IN_HEADER.size + _U64.size, BATCH_FORGET, 1, 0, 0, 0, 0, 0, 0) + bytes(_U64.size)
 
 
 def use_inode_as_handle(message: bytearray | memoryview, opcode: int, inode: int) -> None:

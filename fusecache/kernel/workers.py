@@ -1,6 +1,7 @@
 """All workers of one mount, as the supervisor keeps them: started, handed to the gate, replaced.
 
-A worker that died is started anew at once, for it costs callers nothing but a pause: the gate has its requests. When
+A worker that died is started anew at once, for it costs callers nothing but a pause: the gate has its requests. A gate
+that died leaves them running: the next one gets the same sockets and slots. When
 every one of them dies at its start, again and again, the gate is told to answer EIO, and each is tried every 10 s
 (`restart_policy`). One that hangs prints its stacks and is killed.
 """
@@ -66,18 +67,11 @@ class Workers:
         self._timers.cancel("workers start")
 
     def gate_started(self) -> None:
-        """Another gate: tell it what the last one knew."""
+        """Another gate: tell it what the last one knew, and give it the workers, which go on."""
         if self._failing:
             self._gate.send({"kind": "workers_failing", "failing": True})
         for worker in self.parts:
             worker.hand_to(self._gate)
-
-    def replace_all(self) -> None:
-        """The gate died: each has requests of it, and its sockets end there."""
-        for worker in self.parts:
-            worker.replaced = worker.running
-            worker.kill(signal.SIGKILL)
-            worker.close()
 
     def of(self, pid: Any) -> Worker | None:
         """The worker with that process."""
@@ -85,17 +79,14 @@ class Workers:
 
     def ended(self, worker: Worker, how: str, *, again: bool) -> None:
         """Its process ended; `again`: start another one."""
-        pid, replaced = worker.pid, worker.replaced
-        delay_s = 0.0
-        if not replaced:
-            delay_s = worker.policy.died(time.monotonic(), worker.ready_at_s).delay_s
+        pid = worker.pid
+        delay_s = worker.policy.died(time.monotonic(), worker.ready_at_s).delay_s
         worker.ended()
         if not again:
             return
-        if not replaced:
-            self._log.warning(
-                "a worker ended", part=worker.name, pid=pid, how=how, restarts=worker.restarts, again_in_s=delay_s
-            )
+        self._log.warning(
+            "a worker ended", part=worker.name, pid=pid, how=how, restarts=worker.restarts, again_in_s=delay_s
+        )
         if not self._serving and worker.policy.looping:
             raise PartFailed(f"{worker.name} ended with {how} again and again before the mount was ready")
         self._timers.after(worker.name, delay_s, lambda: self._launch(worker))

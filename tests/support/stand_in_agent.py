@@ -3,13 +3,14 @@
 What it is told lies in the folder FUSECACHE_STAND_IN as `agent-serving.json` and `agent-status.json` (asked for when
 the file `ask` appears there). `invalidate` makes it push an invalidation of the file `slow`; `invalidated` says that
 the push has returned. `stop` makes it ask for the mount's end. A file `agent fails` makes it fail with the exit code
-and the text that it holds.
+and the text that it holds. `hang` makes it loop for ever.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import faulthandler
 import json
 import os
 import select
@@ -44,6 +45,7 @@ def main() -> int:
     flags = parser.parse_args()
     folder = Path(os.environ["FUSECACHE_STAND_IN"])
     assert os.pread(flags.plan_fd, 4, 0) == b"plan"
+    faulthandler.enable()
     control = socket.socket(fileno=flags.control_fd)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 
@@ -68,6 +70,9 @@ def main() -> int:
             if (folder / "ask").exists():
                 (folder / "ask").unlink()
                 say(kind="status")
+            if (folder / "hang").exists():
+                while True:
+                    pass
             if (folder / "stop").exists():
                 say(kind="stop")
             if (folder / "invalidate").exists():
@@ -78,6 +83,9 @@ def main() -> int:
         if not data:
             return 1
         message = json.loads(data)
+        if message["kind"] == "ping":
+            say(kind="pong")
+            continue
         if message["kind"] == "status":
             write_whole(folder / "agent-status.json", message)
             continue

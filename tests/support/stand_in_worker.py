@@ -1,9 +1,10 @@
 """A worker that is not ours: speaks FUSE on its requests socket with the standard library alone.
 
-It serves one root folder with four files of fixed content:
+It serves one root folder with five files of fixed content:
   file    answered at once
   slow    answered once the file `go` is in the folder FUSECACHE_STAND_IN (the test decides when)
   poison  kills the worker that is asked to read it
+  endless the first worker that is asked to read it loops for ever (`looping` is there then); others answer
   huge    content of 64 MiB that is a function of the offset
 Its part of the gate's protocol is what ours does: INIT is answered on the socket, READ data goes through slots.
 In `passthrough` mode the file `backing` in the folder, where it is there, is offered for `file`.
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
+import faulthandler
 import os
 import select
 import signal
@@ -27,11 +29,13 @@ from fusecache.kernel.offers import OfferSender
 from fusecache.kernel.reply_slots import WorkerSlots
 
 LOOKUP, GETATTR, OPEN, READ, STATFS, INIT, OPENDIR, READDIR = 1, 3, 14, 15, 17, 26, 27, 28
+NEVER_ANSWERED = (2, 42)
+"""FORGET, BATCH_FORGET."""
 IN_HEADER = struct.Struct("<IIQQIIIHH")
 OUT_HEADER = struct.Struct("<IiQ")
 ATTRIBUTES = struct.Struct("<QQQQQQIIIIIIIIII")
 ROOT = 1
-NAMES = {b"file": 2, b"slow": 3, b"poison": 4, b"huge": 5}
+NAMES = {b"file": 2, b"slow": 3, b"poison": 4, b"huge": 5, b"endless": 6}
 CONTENT = bytes(range(256)) * 1024
 HUGE_BYTES = 64 << 20
 VALID_S = 3600
@@ -113,11 +117,18 @@ class StandIn:
             _, offset, size = struct.unpack_from("<QQI", body)
             if inode == NAMES[b"poison"]:
                 os.kill(os.getpid(), signal.SIGKILL)
+            if inode == NAMES[b"endless"]:
+                with contextlib.suppress(FileExistsError):
+                    (self._folder / "looping").touch(exist_ok=False)
+                    while True:
+                        pass
             if inode == NAMES[b"slow"]:
                 (self._folder / "asked").touch()
                 self._slow.append((unique, offset, size))
             else:
                 self._read(unique, inode, offset, size)
+        elif opcode in NEVER_ANSWERED:
+            pass
         elif opcode == READDIR:
             self._answer(unique, self._listing(struct.unpack_from("<QQI", body)[1]))
         elif opcode == STATFS:
@@ -159,6 +170,7 @@ def parse_flags() -> argparse.Namespace:
 def main() -> int:
     """One worker, until the gate is gone."""
     flags = parse_flags()
+    faulthandler.enable()
     folder = Path(os.environ["FUSECACHE_STAND_IN"])
     assert os.pread(flags.plan_fd, 4, 0) == b"plan"
     assert len(os.pread(flags.epoch_fd, 8192, 0)) == 4096

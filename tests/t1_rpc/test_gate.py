@@ -13,12 +13,13 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fusecache.kernel import wire
+from fusecache.kernel import dispatch, wire
 from fusecache.kernel.backing import Registry
 from fusecache.kernel.gate import Gate, GateFailed, SupervisorGone
 from fusecache.kernel.gate_link import GateLink
@@ -26,7 +27,7 @@ from fusecache.kernel.in_flight import MOST_DELIVERIES
 from fusecache.kernel.init_message import INIT_OUT, InitPlan
 from fusecache.kernel.offers import OfferSender
 from fusecache.kernel.open_table import TABLE_BYTES
-from fusecache.kernel.reply_slots import WorkerSlots, create_slots
+from fusecache.kernel.reply_slots import GateSlots, WorkerSlots, create_slots
 from tests.support.log_noise import Declare
 
 WAIT_S = 10.0
@@ -63,13 +64,19 @@ class FakeWorker:
         self.slots = WorkerSlots(memory)
         self.offers = OfferSender(offers.detach())
         self.requests.settimeout(WAIT_S)
-        system.workers.append(self)
         self.index = index
-        order = json.dumps({"kind": "worker", "index": index, "pid": 1000 + index}).encode()
-        socket.send_fds(system.control, [order], [gate_requests.fileno(), memory, gate_offers.fileno()])
-        gate_requests.close()
-        gate_offers.close()
-        os.close(memory)
+        self._gate_ends = [gate_requests.detach(), memory, gate_offers.detach()]
+        system.workers.append(self)
+        self.hand_to(system)
+
+    def hand_to(self, system: System, *, initialised: bool = False) -> None:
+        """As the supervisor does, which keeps the gate's ends."""
+        order = {"kind": "worker", "index": self.index, "pid": 1000 + self.index, "initialised": initialised}
+        socket.send_fds(system.control, [json.dumps(order).encode()], self._gate_ends)
+
+    def gate_s_slots(self) -> GateSlots:
+        """As the gate has them."""
+        return GateSlots(self._gate_ends[1])
 
     def greet(self) -> None:
         message = self.requests.recv(4096)
@@ -78,10 +85,13 @@ class FakeWorker:
         self.answer(INIT_UNIQUE, body)
 
     def take(self) -> tuple[int, int, bytes]:
-        """(opcode, unique, message)."""
-        message = self.requests.recv(1 << 17)
-        assert message, "the gate closed the worker's socket"
-        return (*struct.unpack_from("<IIQ", message)[1:], message)
+        """(opcode, unique, message) of a request that wants an answer."""
+        opcode = wire.BATCH_FORGET
+        while opcode == wire.BATCH_FORGET:
+            message = self.requests.recv(1 << 17)
+            assert message, "the gate closed the worker's socket"
+            opcode, unique = struct.unpack_from("<IIQ", message)[1:]
+        return opcode, unique, message
 
     def answer(self, unique: int, body: bytes = b"", error: int = 0) -> None:
         self.requests.send(wire.OUT_HEADER.pack(16 + len(body), -error, unique) + body)
@@ -101,6 +111,9 @@ class FakeWorker:
     def close(self) -> None:
         self.requests.close()
         self.offers.close()
+        for descriptor in self._gate_ends:
+            os.close(descriptor)
+        self._gate_ends.clear()
 
 
 class System:
@@ -114,6 +127,7 @@ class System:
         self.registry = FakeRegistry()
         self.device = device
         self.failure: BaseException | None = None
+        self.gate_closed = False
         self.workers: list[FakeWorker] = []
         init = wire.IN_HEADER.pack(56, wire.INIT, INIT_UNIQUE, 0, 0, 0, 0, 0, 0) + struct.pack("<IIII", 7, 38, 0, 0)
         plan = InitPlan(
@@ -161,15 +175,21 @@ class System:
 
     def link(self) -> GateLink:
         mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        socket.send_fds(self.control, [b'{"kind": "agent"}'], [its.fileno()])
-        its.close()
+        with its:
+            self.serve_agent(its)
         return GateLink(mine.detach(), timeout_s=WAIT_S)
+
+    def serve_agent(self, its: socket.socket, *, again: bool = False) -> None:
+        socket.send_fds(self.control, [json.dumps({"kind": "agent", "again": again}).encode()], [its.fileno()])
 
     def ask(self, opcode: int, unique: int, inode: int = 1, body: bytes = b"") -> None:
         self.kernel.send(wire.IN_HEADER.pack(40 + len(body), opcode, unique, inode, 0, 0, 0, 0, 0) + body)
 
     def read(self, unique: int, size: int, inode: int = 1) -> None:
         self.ask(wire.READ, unique, inode, struct.pack("<QQIIQII", 0, 0, size, 0, 0, 0, 0))
+
+    def interrupt(self, unique: int) -> None:
+        self.ask(wire.INTERRUPT, unique | 1, 0, struct.pack("<Q", unique))
 
     def answered(self) -> tuple[int, int, bytes]:
         """(errno, unique, body)."""
@@ -178,12 +198,24 @@ class System:
         assert length == len(message)
         return -error, unique, message[16:]
 
+    def kill(self) -> None:
+        """The gate does nothing any more, and says nothing to its workers."""
+        self.control.shutdown(socket.SHUT_RDWR)
+        self.thread.join(WAIT_S)
+        assert not self.thread.is_alive()
+
+    def close_gate(self) -> None:
+        """Once, as its program does when the mount has ended."""
+        if not self.gate_closed:
+            self.gate_closed = True
+            self.gate.close()
+
     def end(self) -> None:
         """As if the supervisor died."""
         self.control.close()
         self.thread.join(WAIT_S)
         assert not self.thread.is_alive()
-        self.gate.close()
+        self.close_gate()
         self.kernel.close()
         for worker in self.workers:
             worker.close()
@@ -236,8 +268,9 @@ def test_without_open_the_gate_answers_what_needs_no_worker(start: Start) -> Non
     for unique, opcode in enumerate((wire.RELEASE, wire.RELEASEDIR, wire.DESTROY), 20):
         system.ask(opcode, unique)
         assert system.answered() == (0, unique, b"")
-    for unique, opcode in enumerate((wire.FORGET, wire.BATCH_FORGET, wire.INTERRUPT), 30):
+    for unique, opcode in enumerate((wire.FORGET, wire.BATCH_FORGET), 30):
         system.ask(opcode, unique)
+    system.interrupt(8)  # of a request that has been answered
     system.ask(wire.OPEN, 40)
     assert system.answered() == (errno.ENOSYS, 40, b"")
     system.ask(wire.IOCTL, 41)
@@ -452,6 +485,193 @@ def test_stop_waits_for_what_workers_owe(start: Start) -> None:
     assert system.answered() == (0, 10, b"last")
     wait_until(lambda: not system.thread.is_alive())
     assert not worker.has_request() or worker.requests.recv(100) == b""
+
+
+def test_a_worker_that_took_a_request_and_hangs_is_noticed(start: Start) -> None:
+    """F03: nothing lies unread in its socket, until the gate sends it something that any worker takes."""
+    system = start()
+    hanging = system.first_worker()
+    system.read(10, 10)
+    assert hanging.take()[1] == 10
+    assert system.status()["workers"][0]["unread_s"] == 0.0
+    other = system.worker(1)
+    assert other.take()[:2] == (wire.READ, 10), "given to another one too"
+    other.answer_read(10, b"fast")
+    assert system.answered() == (0, 10, b"fast")
+    rows = {row["index"]: row for row in system.status()["workers"]}
+    assert rows[0]["unread_s"] > 0
+    hanging.answer_read(10, b"slow")
+    wait_until(lambda: hanging.slots.busy == 0)
+
+
+# Another gate, with the workers of one that died
+
+
+def test_a_worker_outlives_its_gate(start: Start) -> None:
+    """S36: no INIT again; what it still answers to the dead gate's requests is dropped, and its slots are freed."""
+    before = start()
+    worker = before.first_worker()
+    before.read(10, 100)
+    assert worker.take()[:2] == (wire.READ, 10)
+    before.read(12, 100)
+    wait_until(worker.has_request)  # given, and not taken out
+    before.kill()
+    after = start(initialised=True)
+    worker.hand_to(after, initialised=True)
+    after.read(10 | wire.RESEND_BIT, 100)
+    worker.answer_read(10, b"for nobody")
+    assert worker.take()[:2] == (wire.READ, 12)
+    worker.answer_read(12, b"for nobody")
+    assert worker.take()[:2] == (wire.READ, 10 | wire.RESEND_BIT)
+    worker.answer_read(10 | wire.RESEND_BIT, b"content")
+    assert after.answered() == (0, 10 | wire.RESEND_BIT, b"content")
+    wait_until(lambda: worker.slots.busy == 0)
+    status = after.status()
+    assert (status["answers_unasked"], status["workers_broken"], status["in_flight"]) == (2, 0, 0)
+
+
+def test_a_worker_that_had_not_answered_init_is_greeted_again(start: Start) -> None:
+    """Its answer to the dead gate counts; libfuse refuses the second INIT, which changes nothing."""
+    before = start()
+    before.first_worker()
+    worker = FakeWorker(before, 1)
+    wait_until(worker.has_request)
+    before.kill()
+    worker.greet()
+    after = start(initialised=True)
+    worker.hand_to(after)
+    assert after.told() == {"kind": "worker_ready", "index": 1, "pid": 1001}
+    assert worker.take()[:2] == (wire.INIT, INIT_UNIQUE)
+    worker.answer(INIT_UNIQUE, error=errno.EIO)
+    after.read(10, 100)
+    assert worker.take()[:2] == (wire.READ, 10)
+
+
+def test_slots_that_a_dead_gate_had_in_its_hands_are_free_again(start: Start) -> None:
+    before = start()
+    worker = before.first_worker()
+    before.kill()
+    slots = worker.gate_s_slots()
+    taken, kept = worker.slots.take(10), worker.slots.take(10)
+    assert taken is not None
+    assert kept is not None
+    slots.bytes_of(worker.slots.token(taken, 10), 10)
+    slots.close()
+    after = start(initialised=True)
+    worker.hand_to(after, initialised=True)
+    wait_until(lambda: worker.slots.busy == 1)
+    again = worker.slots.take(10)
+    assert again is not None
+    assert again.number == taken.number
+
+
+def test_files_offered_to_a_dead_gate_count_for_nothing(start: Start, block: Path) -> None:
+    """The dead gate may have been told to forget them."""
+    before = start()
+    worker = before.first_worker()
+    with block.open("rb") as file:
+        assert worker.offers.offer(50, file.fileno())
+    before.kill()
+    after = start(initialised=True)
+    worker.hand_to(after, initialised=True)
+    after.read(10, 100, inode=50)
+    assert worker.take()[1] == 10
+    worker.answer_read(10, b"content")
+    assert after.answered() == (0, 10, b"content")
+    assert after.status()["learned"] == 0
+    offer_and_read(after, worker, block, 11)
+    assert after.status()["learned"] == 1
+
+
+def test_the_end_of_the_mount_ends_the_workers(start: Start) -> None:
+    """The supervisor holds their sockets too."""
+    system = start()
+    worker = system.first_worker()
+    system.order(kind="stop")
+    wait_until(lambda: not system.thread.is_alive())
+    system.close_gate()
+    assert worker.requests.recv(100) == b""
+
+
+# Callers that got a signal
+
+
+@pytest.fixture
+def callers(monkeypatch: pytest.MonkeyPatch) -> dict[int, bool | None]:
+    """Thread id -> whether it is being killed. The gate looks at once."""
+    killed: dict[int, bool | None] = {}
+    monkeypatch.setattr(dispatch, "is_being_killed", lambda thread: killed[thread])
+    monkeypatch.setattr(dispatch, "INTERRUPT_S", 0.05)
+    return killed
+
+
+def read_by(system: System, unique: int, caller: int, file_flags: int = 0) -> None:
+    body = struct.pack("<QQIIQII", 0, 0, 100, 0, 0, file_flags, 0)
+    system.kernel.send(wire.IN_HEADER.pack(40 + len(body), wire.READ, unique, 1, 0, 0, caller, 0, 0) + body)
+
+
+def test_a_killed_caller_does_not_wait(start: Start, callers: dict[int, bool | None]) -> None:
+    """S40, user report 40: EINTR; what the worker answers later is dropped, and its slot is free again."""
+    callers[77] = True
+    system = start()
+    worker = system.first_worker()
+    read_by(system, 10, 77)
+    assert worker.take()[1] == 10
+    system.interrupt(10)
+    assert system.answered() == (errno.EINTR, 10, b"")
+    worker.answer_read(10, b"late")
+    wait_until(lambda: worker.slots.busy == 0)
+    status = system.status()
+    assert (status["interrupted"], status["in_flight"]) == (1, 0)
+
+
+def test_a_killed_caller_does_not_wait_for_a_worker_either(start: Start, callers: dict[int, bool | None]) -> None:
+    callers[77] = True
+    system = start()
+    system.first_worker().die()
+    wait_until(lambda: system.status()["worker_deaths"] == 1)
+    read_by(system, 10, 77)
+    wait_until(lambda: system.status()["waiting"] == 1)
+    system.interrupt(10)
+    assert system.answered() == (errno.EINTR, 10, b"")
+    assert system.status()["waiting"] == 0
+
+
+def test_another_signal_interrupts_nothing_until_one_kills(start: Start, callers: dict[int, bool | None]) -> None:
+    """A timer's signal must not make a read fail."""
+    callers[77] = False
+    system = start()
+    worker = system.first_worker()
+    read_by(system, 10, 77)
+    assert worker.take()[1] == 10
+    system.interrupt(10)
+    looked = time.monotonic() + 3 * dispatch.INTERRUPT_S
+    wait_until(lambda: time.monotonic() > looked)
+    assert not select.select([system.kernel], [], [], 0)[0]
+    callers[77] = True
+    assert system.answered() == (errno.EINTR, 10, b"")
+
+
+def test_of_callers_that_can_t_be_seen_direct_reads_alone_are_interrupted(
+    start: Start, callers: dict[int, bool | None]
+) -> None:
+    callers[0] = None
+    system = start()
+    worker = system.first_worker()
+    read_by(system, 10, 0)
+    read_by(system, 12, 0, os.O_RDONLY | os.O_DIRECT)
+    system.ask(wire.LOOKUP, 14, body=b"name\0")
+    assert [worker.take()[1] for _ in range(3)] == [10, 12, 14]
+    for unique in (10, 12, 14):
+        system.interrupt(unique)
+    assert system.answered() == (errno.EINTR, 12, b"")
+    looked = time.monotonic() + 3 * dispatch.INTERRUPT_S
+    wait_until(lambda: time.monotonic() > looked)
+    worker.answer(14, error=errno.ENOENT)
+    assert system.answered() == (errno.ENOENT, 14, b"")
+    worker.answer_read(10, b"content")
+    assert system.answered() == (0, 10, b"content")
+    assert system.status()["interrupted"] == 1
 
 
 # Passthrough
@@ -878,6 +1098,20 @@ def test_notifications_reach_the_kernel_as_its_protocol_wants_them(start: Start)
     assert stored == content
     status = link.status()
     assert status["notifications"] == {"pushes": 5, "stored_bytes": 140_000}
+    link.close()
+
+
+def test_what_a_dead_gate_was_asked_is_asked_again(start: Start) -> None:
+    """S37: an invalidation that it had in its hands is not lost."""
+    mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with its, ThreadPoolExecutor(1) as pool:
+        link = GateLink(mine.detach(), timeout_s=WAIT_S)
+        pushing = pool.submit(link.invalidate_inode, 7)
+        assert its.recv(4096), "what the gate had in its hands when it died"
+        after = start(initialised=True)
+        after.serve_agent(its, again=True)
+        assert after.kernel.recv(4096) == wire.inval_inode(7, 0, 0)
+        pushing.result(WAIT_S)
     link.close()
 
 

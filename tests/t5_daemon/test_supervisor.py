@@ -10,6 +10,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -80,6 +81,15 @@ def masked_features(*words: str) -> features.Features:
     return features.judge({row.name: features.Observation(row.present, row.why) for row in FEATURES.rows}, words)
 
 
+def spare_stands_by(mount: Supervised) -> None:
+    until(lambda: mount.parts()["spare gate"]["ready"], "the spare gate stands by")
+
+
+def workers(mount: Supervised) -> list[tuple[str, int, int]]:
+    """Name, pid and restarts of each."""
+    return [(name, part["pid"], part["restarts"]) for name, part in mount.parts().items() if name.startswith("worker")]
+
+
 def answer_slow_reads(mount: Supervised) -> None:
     (mount.orders / "go").touch()
 
@@ -91,7 +101,7 @@ def test_a_mount_is_made_once_and_served(start: Start) -> None:
     assert len(lines) == 1
     assert " - fuse.fusecache stand-in,\\040with\\040a\\040comma ro," in lines[0]
     assert "nosuid,nodev" in lines[0]
-    assert sorted(os.listdir(mount.mountpoint)) == ["file", "huge", "poison", "slow"]
+    assert sorted(os.listdir(mount.mountpoint)) == ["endless", "file", "huge", "poison", "slow"]
     assert mount.read("file").stdout == CONTENT
     with pytest.raises(OSError) as failure:
         (mount.mountpoint / "new").touch()
@@ -115,7 +125,9 @@ def test_a_mount_point_may_have_any_name(tmp_path: Path) -> None:
 def test_status_tells_parts_features_and_tuning(start: Start) -> None:
     mount = start(read_ahead_bytes=512 << 10, max_background=33, congestion_threshold=99)
     status = mount.status()
-    assert [part["name"] for part in status["parts"]] == ["supervisor", "gate", "agent", "worker 0", "worker 1"]
+    assert [part["name"] for part in status["parts"]] == [
+        "supervisor", "gate", "spare gate", "agent", "worker 0", "worker 1",
+    ]  # fmt: skip
     until(lambda: all(part["ready"] for part in mount.parts().values()), "all parts are ready")
     assert {row["name"] for row in status["features"]} == set(features.FEATURE_NAMES)
     assert (status["max_background"], status["congestion_threshold"]) == (33, 33)
@@ -127,7 +139,9 @@ def test_status_tells_parts_features_and_tuning(start: Start) -> None:
 
 def test_only_supervisor_and_gate_have_the_device(start: Start) -> None:
     """Whoever holds it keeps a dead connection alive."""
-    parts = start().parts()
+    mount = start()
+    spare_stands_by(mount)
+    parts = mount.parts()
 
     def has_device(pid: int) -> bool:
         folder = Path(f"/proc/{pid}/fd")
@@ -138,8 +152,9 @@ def test_only_supervisor_and_gate_have_the_device(start: Start) -> None:
 
 def test_supervisor_and_gate_are_small_and_named(start: Start) -> None:
     mount = start()
+    spare_stands_by(mount)
     parts = mount.parts()
-    for name in ("supervisor", "gate"):
+    for name in ("supervisor", "gate", "spare gate"):
         fields = dict(
             line.split(":", 1) for line in Path(f"/proc/{parts[name]['pid']}/status").read_text().splitlines()
         )
@@ -170,8 +185,9 @@ def test_what_must_not_die_imports_the_standard_library_only(module: str) -> Non
 
 def test_umount_ends_everything_with_0(start: Start) -> None:
     mount = start()
+    spare_stands_by(mount)
     pids = mount.pids()
-    assert len(pids) == 5
+    assert len(pids) == 6
     socket_file = mount.folder / "agent.socket"
     socket_file.touch()
     subprocess.run(["umount", str(mount.mountpoint)], check=True, timeout=WAIT_S)
@@ -280,13 +296,103 @@ def test_sigkill_of_the_gate_puts_reads_in_flight_back(start: Start, expected_lo
         pytest.skip(FEATURES["resend"].why)
     expected_logs("the gate ended; requests in flight are put back", count=1)
     mount = start()
+    spare_stands_by(mount)
+    before = workers(mount)
+    spare = mount.parts()["spare gate"]["pid"]
     reading = slow_read(mount)
     kill(mount, "gate")
     answer_slow_reads(mount)
     content, said = reading.communicate(timeout=WAIT_S)
     assert content == CONTENT[: 64 << 10], said
     assert mount.read("file").stdout == CONTENT
-    assert mount.parts()["gate"]["restarts"] == 1
+    gate = mount.parts()["gate"]
+    assert (gate["pid"], gate["restarts"]) == (spare, 1), "the one that stood by goes on"
+    assert workers(mount) == before, "workers outlive their gate"
+    until(lambda: mount.parts()["spare gate"]["ready"], "the next spare gate stands by")
+    assert mount.parts()["spare gate"]["pid"] != spare
+
+
+def test_a_gate_that_dies_before_its_spare_is_there_is_started(
+    start: Start, expected_logs: Callable[..., None]
+) -> None:
+    expected_logs("the (spare )?gate ended")
+    mount = start()
+    spare_stands_by(mount)
+    before = workers(mount)
+    blocker = mount.dies_at_start("gate")
+    blocker.touch()
+    kill(mount, "spare gate")
+    until(lambda: not mount.parts()["spare gate"]["ready"], "none stands by")
+    blocker.unlink()
+    kill(mount, "gate")
+    assert mount.read("file").stdout == CONTENT
+    assert workers(mount) == before
+
+
+def test_the_mount_stays_the_same_mount(start: Start, tmp_path: Path, expected_logs: Callable[..., None]) -> None:
+    """User report 2: a bind mount of it, as containers have one, goes on through every kill."""
+    expected_logs("a worker ended|the agent ended|the gate ended")
+    mount = start()
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    subprocess.run(["mount", "--bind", str(mount.mountpoint), str(copy)], check=True)
+    try:
+        before = lines_of(mount.mountpoint, copy)
+        assert len(before) == 2
+        for part in ("worker 0", "worker 1", "agent", "gate"):
+            kill(mount, part)
+            until(lambda part=part: mount.parts()[part]["ready"], f"{part} is back")
+            assert (copy / "file").read_bytes() == CONTENT
+        assert lines_of(mount.mountpoint, copy) == before
+    finally:
+        subprocess.run(["umount", str(copy)], check=True)
+
+
+def lines_of(*places: Path) -> list[str]:
+    """Their lines in mountinfo, with the mounts' ids."""
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    return [line for line in lines if line.split()[4] in map(str, places)]
+
+
+def test_a_killed_reader_is_gone_although_nobody_answers(start: Start) -> None:
+    """S40, user report 40."""
+    mount = start()
+    reading = slow_read(mount, direct=True)
+    reading.kill()
+    status = Path(f"/proc/{reading.pid}/status").read_text()
+    assert not status.partition("State:")[2].lstrip().startswith("Z"), "it waits for its READ, killed or not"
+    reading.communicate(timeout=5)
+    assert reading.returncode == -signal.SIGKILL
+    answer_slow_reads(mount)
+    assert mount.read("file").stdout == CONTENT
+
+
+def test_a_signal_that_does_not_kill_interrupts_no_read(start: Start) -> None:
+    """S40: a program with a timer gets its bytes."""
+    mount = start()
+    program = (
+        "import os, signal, sys, mmap\n"
+        "ticks = []\n"
+        "signal.signal(signal.SIGALRM, lambda *_: ticks.append(1))\n"
+        "signal.siginterrupt(signal.SIGALRM, True)\n"
+        "signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)\n"
+        "file = os.open(sys.argv[1], os.O_RDONLY | os.O_DIRECT)\n"
+        "buffer = mmap.mmap(-1, 65536)\n"
+        "libc_read = __import__('ctypes').CDLL(None, use_errno=True).pread\n"
+        "address = __import__('ctypes').addressof(__import__('ctypes').c_char.from_buffer(buffer))\n"
+        "got = libc_read(file, __import__('ctypes').c_void_p(address), 65536, 0)\n"
+        "signal.setitimer(signal.ITIMER_REAL, 0)\n"
+        "print(got, bool(ticks))\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(mount.mountpoint / "slow")], stdout=subprocess.PIPE, text=True
+    ) as reading:
+        until((mount.orders / "asked").exists, "a worker was asked for the slow file")
+        asked_s = time.monotonic()
+        until(lambda: time.monotonic() - asked_s > 3, "longer than a killed caller would wait")
+        assert reading.poll() is None
+        answer_slow_reads(mount)
+        assert reading.communicate(timeout=WAIT_S)[0] == "65536 True\n"
 
 
 @pytest.mark.parametrize("mode", ["no-open", "passthrough"])
@@ -412,7 +518,7 @@ def test_sigterm_while_a_notification_waits_in_the_kernel_ends_with_0(
 def test_a_gate_that_hangs_is_replaced(start: Start, expected_logs: Callable[..., None]) -> None:
     expected_logs("the gate is stuck and is replaced", count=1)
     expected_logs("the gate ended", count=1)
-    mount = start(silent_s=1)
+    mount = start(silent_s=1.0)
     pid = mount.parts()["gate"]["pid"]
     os.kill(pid, signal.SIGSTOP)
     assert mount.read("file").stdout == CONTENT
@@ -463,7 +569,7 @@ def test_a_worker_that_hangs_is_replaced(start: Start, expected_logs: Callable[.
     """Not one that has answered everything: nobody waits for it."""
     expected_logs("a worker is stuck and is replaced", count=1)
     expected_logs("a worker ended", count=1)
-    mount = start(workers=1, silent_s=1)
+    mount = start(workers=1, silent_s=1.0)
     until(lambda: mount.parts()["worker 0"]["ready"], "the worker is ready")
     pid = mount.parts()["worker 0"]["pid"]
     os.kill(pid, signal.SIGSTOP)
@@ -471,11 +577,62 @@ def test_a_worker_that_hangs_is_replaced(start: Start, expected_logs: Callable[.
     assert mount.parts()["worker 0"]["pid"] != pid
 
 
+@pytest.mark.parametrize("how", ["stopped", "endless loop"])
+def test_an_agent_that_hangs_prints_its_stacks_and_is_replaced(
+    start: Start, how: str, expected_logs: Callable[..., None]
+) -> None:
+    """S41; F03 for the agent: reads don't notice."""
+    expected_logs("the agent is stuck and is replaced", count=1)
+    expected_logs("the agent ended, reads go on", count=1)
+    mount = start(silent_s=1.0)
+    until(lambda: mount.parts()["agent"]["ready"], "the agent is ready")
+    pid = mount.parts()["agent"]["pid"]
+    if how == "stopped":
+        os.kill(pid, signal.SIGSTOP)
+    else:
+        (mount.orders / "hang").touch()
+        until(lambda: cpu_s(pid) > 0.2, "it loops")
+        (mount.orders / "hang").unlink()
+    assert mount.read("file").stdout == CONTENT
+    until(lambda: not runs(pid), "it is gone")
+    until(lambda: mount.parts()["agent"]["ready"], "another one is ready")
+    assert mount.parts()["agent"]["restarts"] == 1
+    assert re.search(r'File ".*stand_in_agent\.py", line \d+ in main', mount.stderr())
+
+
+def cpu_s(pid: int) -> float:
+    """Processor time that a process has taken."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_a_worker_in_an_endless_loop_prints_its_stacks_and_is_replaced(
+    start: Start, expected_logs: Callable[..., None]
+) -> None:
+    """S41; F03: the request that it took is answered by another one, and other requests are not held up."""
+    expected_logs("a worker is stuck and is replaced", count=1)
+    expected_logs("a worker ended", count=1)
+    mount = start(silent_s=2.0)
+    until(lambda: all(part["ready"] for part in mount.parts().values()), "all are ready")
+    before = {pid for _, pid, _ in workers(mount)}
+    reading = mount.reading("endless", direct=True)
+    until((mount.orders / "looping").exists, "a worker loops")
+    assert mount.read("file").stdout == CONTENT
+    content, said = reading.communicate(timeout=WAIT_S)
+    assert content == CONTENT[: 64 << 10], said
+    until(lambda: len(before & {pid for _, pid, _ in workers(mount)}) == 1, "one of them was replaced")
+    assert sum(restarts for _, _, restarts in workers(mount)) == 1
+    assert re.search(r'File ".*stand_in_worker\.py", line \d+ in _handle', mount.stderr())
+
+
 def test_a_gate_that_dies_at_its_start_ends_the_mount_with_70(start: Start, expected_logs: Callable[..., None]) -> None:
-    expected_logs("the gate ended")
+    expected_logs("the (spare )?gate ended")
     mount = start()
-    pids = mount.pids()
+    spare_stands_by(mount)
     mount.dies_at_start("gate").touch()
+    pid = kill(mount, "gate")
+    until(lambda: mount.parts()["gate"]["pid"] not in (None, pid), "the one that stood by goes on")
+    pids = mount.pids()
     kill(mount, "gate")
     assert mount.ended() == 70
     nothing_is_left(mount, pids)

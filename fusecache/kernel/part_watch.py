@@ -1,7 +1,7 @@
-"""Is the gate alive? Pure: times and answers are given, and a question or a verdict comes out.
+"""Does a part, gate or agent, still turn? Pure: times and answers are given, and a question or a verdict comes out.
 
-The gate is asked for its counters QUESTIONS times within `silent_s`. Silence counts from the oldest question that was
-not answered, not from the last answer: a supervisor that was stopped itself must not take that for the gate's silence.
+It is asked QUESTIONS times within `silent_s`. Silence counts from the oldest question that was not answered, not from
+the last answer: a supervisor that was stopped itself must not take that for the part's silence.
 """
 
 from __future__ import annotations
@@ -9,23 +9,22 @@ from __future__ import annotations
 from typing import Final, Literal
 
 QUESTIONS: Final = 6
-START_S: Final = 30.0
-"""A gate that has not said anything yet is still starting, which takes 0.2 s, and seconds on a machine that is busy."""
-
 Verdict = Literal["wait", "ask", "stuck"]
 
 
-class GateWatch:
-    """Of one gate after the other."""
+class PartWatch:
+    """Of one process of a part after the other."""
 
-    def __init__(self, silent_s: float) -> None:
+    def __init__(self, silent_s: float, start_s: float) -> None:
+        """`start_s`: for the first answer, when that is more than `silent_s`."""
         self._silent_s = silent_s
+        self._start_s = start_s
         self._asked_at_s: float | None = None
         self._next_at_s = 0.0
         self._has_answered = False
 
     def started(self) -> None:
-        """Another gate: what was asked of the last one does not count, and it is asked at once."""
+        """Another process: what was asked of the last one does not count, and it is asked at once."""
         self._asked_at_s = None
         self._next_at_s = 0.0
         self._has_answered = False
@@ -36,8 +35,8 @@ class GateWatch:
         self._has_answered = True
 
     def look(self, now_s: float) -> Verdict:
-        """What to do now. `stuck` is said once; the gate then has `silent_s` to be gone before it is asked again."""
-        limit_s = self._silent_s if self._has_answered else max(self._silent_s, START_S)
+        """What to do now. `stuck` is said once; the part then has `silent_s` to be gone before it is asked again."""
+        limit_s = self._silent_s if self._has_answered else max(self._silent_s, self._start_s)
         if self._asked_at_s is not None and now_s - self._asked_at_s > limit_s:
             self._asked_at_s = None
             self._next_at_s = now_s + self._silent_s

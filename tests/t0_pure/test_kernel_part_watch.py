@@ -1,15 +1,17 @@
-"""When the gate is asked for a sign of life, and when its silence counts."""
+"""When a part is asked for a sign of life, and when its silence counts."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusecache.kernel.gate_watch import GateWatch
+from fusecache.kernel.part_watch import PartWatch
+
+START_S = 30.0
 
 
-def test_a_gate_that_answers_is_asked_again_and_again() -> None:
-    watch = GateWatch(30.0)
+def test_a_part_that_answers_is_asked_again_and_again() -> None:
+    watch = PartWatch(30.0, START_S)
     said = []
     for now_s in range(100, 130):
         said.append(watch.look(float(now_s)))
@@ -18,21 +20,21 @@ def test_a_gate_that_answers_is_asked_again_and_again() -> None:
     assert set(said) == {"ask", "wait"}
 
 
-def started(silent_s: float) -> GateWatch:
-    """One whose gate has said something."""
-    watch = GateWatch(silent_s)
+def started(silent_s: float) -> PartWatch:
+    """One whose part has said something."""
+    watch = PartWatch(silent_s, START_S)
     watch.answered()
     return watch
 
 
-def test_a_gate_that_is_starting_has_longer() -> None:
-    watch = GateWatch(3.0)
+def test_a_part_that_is_starting_has_longer() -> None:
+    watch = PartWatch(3.0, START_S)
     verdicts = [watch.look(100.0 + second) for second in range(32)]
     assert verdicts.count("stuck") == 1
     assert verdicts[31] == "stuck"
 
 
-def test_a_gate_that_is_silent_is_stuck_once() -> None:
+def test_a_part_that_is_silent_is_stuck_once() -> None:
     watch = started(3.0)
     assert [watch.look(100.0 + second) for second in range(8)] == [
         "ask", "wait", "wait", "wait", "stuck", "wait", "wait", "ask",
@@ -40,15 +42,15 @@ def test_a_gate_that_is_silent_is_stuck_once() -> None:
 
 
 def test_silence_counts_from_the_question() -> None:
-    """The supervisor itself was stopped for an hour: the gate was not asked meanwhile."""
-    watch = GateWatch(3.0)
+    """The supervisor itself was stopped for an hour: the part was not asked meanwhile."""
+    watch = PartWatch(3.0, START_S)
     assert watch.look(100.0) == "ask"
     watch.answered()
     assert watch.look(3700.0) == "ask"
 
 
-def test_another_gate_is_not_blamed_for_the_last_one_and_asked_at_once() -> None:
-    watch = GateWatch(3.0)
+def test_another_process_is_not_blamed_for_the_last_one_and_asked_at_once() -> None:
+    watch = PartWatch(3.0, START_S)
     assert watch.look(100.0) == "ask"
     watch.started()
     assert watch.look(100.1) == "ask"
