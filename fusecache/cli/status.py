@@ -116,7 +116,8 @@ def rights_shown(rights: dict[str, Any] | None) -> tuple[str, str]:
     if rights is None:
         return "-", "-"
     names = rights["capabilities"]
-    return f"{rights['uid']}:{rights['gid']}", ", ".join(names) if len(names) <= MOST_NAMED else f"{len(names)}"
+    shown = ", ".join(names) or "none" if len(names) <= MOST_NAMED else f"{len(names)} of them"
+    return f"{rights['uid']}:{rights['gid']}", shown
 
 
 def unusable(feature: dict[str, Any]) -> bool:
