@@ -8,9 +8,17 @@ from fusecache.cli.options import Common, everywhere, print_json
 
 
 @click.command(short_help="Run all mounts of a configuration file.")
+@click.option(
+    "--stay",
+    is_flag=True,
+    help="When another serve has taken all mounts over, wait for the signal to end: for where what ends is restarted.",
+)
 @everywhere
-def serve(common: Common) -> None:
+def serve(stay: bool, common: Common) -> None:
     """Run every mount of the configuration file until a signal ends them; one process per mount.
+
+    Mounts that another fusecache serves already are taken over from it, without a failed read; a serve whose mounts
+    were all taken over ends with 0.
 
     With `metrics_address` in the file, /metrics (all mounts, told apart by the label `mount`), /healthz and /readyz are
     served there. When one mount dies, all are stopped and the exit code is not 0.
@@ -39,4 +47,4 @@ def serve(common: Common) -> None:
         else:
             click.echo(f"all {len(configuration.mounts)} mounts of {configuration.file} are ready")
 
-    daemon_serve.run(configuration, ready)
+    daemon_serve.run(configuration, ready, stays=stay)

@@ -123,7 +123,8 @@ class Agent(MountCore):
                 await nursery.start(self._service.run)
                 if open_mode == "auto":
                     open_mode, self._why = open_mode_choice.choose(await self._sample())
-                self._supervisor.say_now({"kind": "prepared", "open_mode": open_mode, "why": self._why})
+                prepared = {"open_mode": open_mode, "why": self._why, "cluster_id": self.identity.cluster_id}
+                self._supervisor.say_now({"kind": "prepared", **prepared})
                 async for message in heard:
                     if message["kind"] == "serving" and not self._serving:
                         self._serving = message

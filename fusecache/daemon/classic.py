@@ -151,7 +151,8 @@ class ClassicMount(MountCore):
         other_users = mountpoints.may_allow_other() if settings.allow_other is None else settings.allow_other
         # Between `mount_child`'s look at the mount point and now another mount may have come.
         with mountpoints.claim(mount_lock(settings.runtime_dir, self.plan.mountpoint)):
-            mountpoints.prepare(self.plan.mountpoint)
+            if mountpoints.prepare(self.plan.mountpoint):
+                raise mountpoints.occupied(self.plan.mountpoint)
             self._session.open(mount_options(settings, self.source, other_users=other_users))
         if not other_users:
             log.info("the mount is private to its owner: allow_other needs root or user_allow_other in /etc/fuse.conf")

@@ -108,6 +108,13 @@ class EmbeddedChild:
         return self._process.stdout.readline()
 
 
+def restart_argv(folder: Path, state_dir: Path, address: EmbeddedAddress) -> tuple[str, ...]:
+    """The command that serves the same again, at the same address, for a parent that sees to its end by itself."""
+    port = address.master.rpartition(":")[2]
+    own = ("--state-dir", str(state_dir), "--port", port)
+    return (sys.executable, "-m", "fusecache", "embedded", str(folder), *own)
+
+
 def with_embedded(plan: MountPlan, stack: ExitStack) -> MountPlan:
     """`plan` with a cluster: for a folder SOURCE its embedded server is started, and ends with `stack`."""
     if plan.folder is None:

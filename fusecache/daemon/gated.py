@@ -3,6 +3,8 @@
     plan -> features of the kernel -> open mode -> folders of workers and agent -> embedded server (folder SOURCE)
          -> exec(supervisor)
 
+Where a mount was taken over (`daemon.takeover`), what is bound to its connection is kept.
+
 The process keeps its id: who started `fusecache mount` finds the supervisor under it. Everything that needs libraries
 has happened before; the supervisor is standard library only. What it starts (`daemon.agent`, `daemon.worker`) gets the
 plan as a memfd.
@@ -14,6 +16,8 @@ from __future__ import annotations
 
 import os
 import pickle
+import secrets
+import socket
 import sys
 from pathlib import Path
 from typing import NoReturn
@@ -21,13 +25,16 @@ from typing import NoReturn
 import structlog
 
 from fusecache.config.settings import MountPlan
+from fusecache.daemon import process_ids
 from fusecache.daemon.control_client import mount_lock, socket_path
-from fusecache.daemon.embedded_child import EmbeddedChild, served_by
+from fusecache.daemon.embedded_child import EmbeddedChild, restart_argv, served_by
 from fusecache.daemon.mount_process import python_path
 from fusecache.daemon.mountpoint import may_allow_other, resolve
 from fusecache.daemon.own_folders import agent_folder, hand_over
 from fusecache.daemon.ready_pipe import ReadyPipe
+from fusecache.daemon.takeover import TakenOver, prepare_folder
 from fusecache.fs.ownership import NOBODY
+from fusecache.kernel.control_listener import short_address
 from fusecache.kernel.features import Decision, Features, decide_open_mode, parse_mask
 from fusecache.kernel.privileges import Identity
 from fusecache.kernel.probe import probe
@@ -57,29 +64,40 @@ def become_supervisor(
     *,
     ready: ReadyPipe,
     announcement: str,
+    taken: TakenOver | None = None,
 ) -> NoReturn:
     """Replace this process by the supervisor of `plan`. Raises FusecacheError when the embedded server fails, or
     workers can't be `identity` (None = who this process is).
 
-    `ready` is told, and `announcement` printed, once reads work.
+    `ready` is told, and `announcement` printed, once reads work. `taken`: the mount that is there already.
     """
     settings = plan.settings
     control = socket_path(settings.runtime_dir, plan.mountpoint)
     if identity is not None:
         hand_over(plan, identity, control)
     ready_fd = ready.keep_over_exec()
+    process_ids.spread()
+    takeover_path = prepare_folder(settings.runtime_dir, plan.mountpoint)
     embedded = None
+    embedded_argv: tuple[str, ...] = ()
     if plan.folder is not None:
         embedded = EmbeddedChild(plan.folder, settings.state_dir / "embedded")
-        plan = served_by(plan, embedded.start())
+        address = embedded.start()
+        embedded_argv = restart_argv(plan.folder, settings.state_dir, address)
+        plan = served_by(plan, address)
     if identity is not None:
         plan = _as_seen_by_who_mounts(plan)
     program = (sys.executable, "-m")
     library_free = (sys.executable, "-S", "-m")
+    if taken is not None:
+        allow_other, max_read_bytes = taken.facts.allow_other, taken.facts.max_read_bytes
+    else:
+        allow_other = may_allow_other() if settings.allow_other is None else settings.allow_other
+        max_read_bytes = settings.max_read_bytes
     spec = MountSpec(
         mountpoint=str(plan.mountpoint),
         fsname=plan.source,
-        allow_other=may_allow_other() if settings.allow_other is None else settings.allow_other,
+        allow_other=allow_other,
         open_mode=decision.open_mode,
         masked_features=parse_mask(settings.kernel_features),
         features=features,
@@ -98,11 +116,14 @@ def become_supervisor(
         run_as_user=None if identity is None else identity.uid,
         run_as_group=None if identity is None else identity.gid,
         embedded_pid=None if embedded is None else embedded.keep_over_exec(),
+        embedded_argv=embedded_argv,
+        takeover_socket=str(takeover_path),
+        takeover={} if taken is None else taken.keep_over_exec(),
         mount_lock=str(mount_lock(settings.runtime_dir, plan.mountpoint)),
         read_ahead_bytes=settings.read_ahead_bytes,
         max_background=settings.max_background,
         congestion_threshold=settings.congestion_threshold,
-        max_read_bytes=settings.max_read_bytes,
+        max_read_bytes=max_read_bytes,
         spin_us=settings.spin_us or 0,
         slots=SLOTS,
         silent_s=settings.silent_s,
@@ -145,12 +166,24 @@ def _nobody_waits() -> int:
 
 
 def _agent_socket(folder: Path) -> Path:
-    """Of this process alone: the agent of a second start, which is refused only when it would mount, must not take the
-    first one's workers. Sockets of processes that are gone are removed."""
+    """Of this process alone: the agent of a second start must not take the first one's workers. By chance, because two
+    pods that share the folder have equal process ids. Sockets that nobody listens at are removed."""
     for left in folder.glob("agent-*.sock"):
-        if not Path("/proc", left.stem.partition("-")[2]).exists():
+        if not _is_listening(left):
             left.unlink(missing_ok=True)
-    return folder / f"agent-{os.getpid()}.sock"
+    return folder / f"agent-{secrets.token_hex(4)}.sock"
+
+
+def _is_listening(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection, short_address(path) as address:
+        connection.setblocking(False)
+        try:
+            connection.connect(address)
+        except BlockingIOError:  # it has more to do than to let somebody in
+            return True
+        except OSError:
+            return False
+    return True
 
 
 def _plan_memfd(plan: MountPlan) -> int:

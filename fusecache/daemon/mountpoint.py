@@ -269,9 +269,15 @@ def make_missing(path: Path) -> None:
         raise MountError(f"mount point {str(path)!r} can't be made: {failure.strerror}") from None
 
 
-def prepare(path: Path) -> None:
+def occupied(path: Path) -> MountError:
+    """For a live mount of ours that is in the way."""
+    return MountError(f"mount point {str(path)!r} has a fusecache mount already; run `fusecache umount {path}` first")
+
+
+def prepare(path: Path) -> bool:
     """Make sure that `path` can be mounted on; a dead mount of ours there is detached first.
 
+    True: a mount of ours is on it, and answers. It can be taken over, or is in the way.
     MountError names the path: missing, no folder, not empty, something else mounted there, no rights.
     """
     for _ in range(_MAX_STACKED):
@@ -284,9 +290,13 @@ def prepare(path: Path) -> None:
                 "unmount that or give another folder"
             )
         health = probe(path, PROBE_S)
-        if health != "dead":
-            state = "a fusecache mount already" if health == "ok" else "a fusecache mount that does not answer"
-            raise MountError(f"mount point {str(path)!r} has {state}; run `fusecache umount {path}` first")
+        if health == "ok":
+            return True
+        if health == "hung":
+            raise MountError(
+                f"mount point {str(path)!r} has a fusecache mount that does not answer; "
+                f"run `fusecache umount {path}` first"
+            )
         detach(path)
     else:
         raise MountError(
@@ -308,6 +318,7 @@ def prepare(path: Path) -> None:
         raise MountError(
             f"mount point {str(path)!r} is not writable, which fusermount3 asks for; give a folder you own"
         )
+    return False
 
 
 def unmount(path: Path, timeout_s: float) -> Literal["unmounted", "detached", "not mounted"]:

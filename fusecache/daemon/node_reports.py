@@ -75,6 +75,14 @@ class NodeReports:
             self._thread.stop()
         self._holdings.close()
 
+    def abandon(self) -> None:
+        """Report no more, without a word: another process reports for this node."""
+        self._holdings.freeze()
+        if self._started:
+            self._started = False
+            self._thread.stop()
+        self._holdings.close()
+
 
 def node_name_of(link: ControllerLink, host_name: str) -> str:
     """What this node is called in Kubernetes: as configured, else as the kubelet would call it.

@@ -5,6 +5,11 @@ SIGTERM and SIGINT, and ends when they have ended; what hangs is killed after ST
 down in order and is named by the error, so that whoever runs `serve` restarts the whole; nothing is restarted here. A
 mount that somebody unmounted ends with 0 and leaves the others alone. Mount points that are missing are made.
 
+A mount that another process serves is taken over (`daemon.takeover`), each by itself. Where that other process is a
+`serve` too, it has the HTTP address until its last mount is handed over: this one gets it then. A `serve` whose mounts
+were all taken over ends with 0, or stays until a signal comes (`stays`): whoever restarts what has ended, as Kubernetes
+does, would have it take them back.
+
 With `controller:` in the file, what the mounts hold is reported to it (`daemon.node_reports`); mounts never notice.
 
     /metrics   every mount's metrics, each sample with mount="<mount point>", and this process's own without
@@ -32,7 +37,7 @@ from fusecache.daemon import mountpoint
 from fusecache.daemon.control_client import call, mount_lock, socket_path
 from fusecache.daemon.mount_process import STOP_S, MountFailed, MountProcess
 from fusecache.daemon.own_folders import identity_of, prepare_folders
-from fusecache.errors import FusecacheError, UsageError
+from fusecache.errors import FusecacheError, StateError, UsageError
 from fusecache.status_http import StatusServer
 
 if TYPE_CHECKING:
@@ -42,6 +47,9 @@ log = structlog.get_logger(__name__)
 
 ASK_S = 5.0
 """Seconds a mount may take to answer its control socket before it counts as stuck."""
+
+ADDRESS_AGAIN_S = 0.5
+"""Between two tries to get the HTTP address that another `serve` still has."""
 
 
 class _Ready(NamedTuple):
@@ -84,8 +92,9 @@ def plans(configuration: Configuration) -> list[tuple[str, MountPlan]]:
     return found
 
 
-def run(configuration: Configuration, ready: Callable[[], None]) -> None:
+def run(configuration: Configuration, ready: Callable[[], None], *, stays: bool = False) -> None:
     """Run all mounts until they have ended or a signal came. Blocks; `ready` is called when all serve reads.
+    `stays`: wait for the signal also when all were handed over.
 
     Raises the error of the mount that failed first.
     """
@@ -94,13 +103,15 @@ def run(configuration: Configuration, ready: Callable[[], None]) -> None:
     own.gauge("fusecache_build_info", version=fusecache.__version__).set(1)
     reports = _reports_of(configuration, own)
     mountpoint.check_device()
+    takes_over = False
     for _, plan in chosen:
         identity_of(plan.settings)
         prepare_folders(plan.settings)
         with mountpoint.claim(mount_lock(plan.settings.runtime_dir, plan.mountpoint)):
             mountpoint.make_missing(plan.mountpoint)
-            mountpoint.prepare(plan.mountpoint)
-    _Group(chosen, configuration.settings.metrics_address, ready, own, reports).run()
+            takes_over |= mountpoint.prepare(plan.mountpoint)
+    address = configuration.settings.metrics_address
+    _Group(chosen, address, ready, own, reports, takes_over=takes_over, stays=stays).run()
 
 
 def _reports_of(configuration: Configuration, own: metrics.Metrics) -> NodeReports | None:
@@ -122,13 +133,23 @@ class _Group:
         ready: Callable[[], None],
         own: metrics.Metrics,
         reports: NodeReports | None,
+        *,
+        takes_over: bool,
+        stays: bool,
     ) -> None:
-        """`own`: the metrics of this process, beside those of the mounts."""
+        """`own`: the metrics of this process, beside those of the mounts. `takes_over`: another process has some."""
         self._chosen = chosen
         self._address = address
         self._on_ready = ready
         self._own = own
         self._reports = reports
+        self._takes_over = takes_over
+        self._stays = stays
+        self._server: StatusServer | None = None
+        self._waits_for_address = False
+        self._handed_over: list[str] = []
+        """Mount points that another process serves now."""
+
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._processes: list[MountProcess] = []
         self._ready: set[int] = set()
@@ -144,28 +165,58 @@ class _Group:
             number: signal.signal(number, lambda number, frame: self._on_signal(number, frame))
             for number in (signal.SIGTERM, signal.SIGINT)
         }
-        server = None
         try:
-            if self._address is not None:
-                server = StatusServer(
-                    self._address, exposition=self._exposition, health=self._why_unhealthy, ready=self._why_not_ready
-                )
-                server.start()
-                log.info("status_http_listening", address=server.address)
+            self._listen()
             for source, plan in self._chosen:
                 self._start(source, plan)
             if self._reports is not None:
                 self._reports.start(self._processes)
-            self._attend()
+            if self._attend() and self._handed_over:
+                self._make_way()
         finally:
             if self._reports is not None:
                 # Before the mounts are waited for: no pod is to be sent here from now on.
                 self._reports.stop("the node's daemon ends")
             self._stop_all()
-            if server is not None:
-                server.stop()
+            self._stop_listening()
             for number, handler in previous.items():
                 signal.signal(number, handler)
+
+    def _listen(self) -> None:
+        """StateError when the address can't be had, unless another process has it that will give it up."""
+        if self._address is None or self._server is not None:
+            return
+        server = StatusServer(
+            self._address, exposition=self._exposition, health=self._why_unhealthy, ready=self._why_not_ready
+        )
+        try:
+            server.start()
+        except StateError as failure:
+            if not self._takes_over:
+                raise
+            if not self._waits_for_address:
+                log.info("status_http_waits", why=str(failure))
+            self._waits_for_address = True
+            return
+        self._waits_for_address = False
+        self._server = server
+        log.info("status_http_listening", address=server.address)
+
+    def _stop_listening(self) -> None:
+        if self._server is not None:
+            self._server.stop()
+            self._server = None
+
+    def _make_way(self) -> None:
+        """All mounts have ended, and other processes have them: what this one still holds is theirs too."""
+        log.info("handed_over", mounts=len(self._processes))
+        self._stop_listening()
+        if self._reports is not None:
+            self._reports.abandon()
+            self._reports = None
+        while self._stays:
+            if isinstance(self._events.get(), _Signal):
+                return
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._events.put(_Signal(number))
@@ -186,14 +237,18 @@ class _Group:
         self._events.put(_Ready(process))
         self._events.put(_Ended(process, process.wait_end()))
 
-    def _attend(self) -> None:
+    def _attend(self) -> bool:
+        """Until all have ended; False: because that was asked for."""
         running = len(self._processes)
         stopping = False
         while running:
+            self._listen()
             try:
-                event = self._events.get(timeout=self._patience_s())
+                event = self._events.get(timeout=ADDRESS_AGAIN_S if self._waits_for_address else self._patience_s())
             except queue.Empty:
-                return  # asked to end, and something hangs
+                if self._waits_for_address and self._patience_s() != 0.0:
+                    continue
+                return False  # asked to end, and something hangs
             match event:
                 case _Ready(process):
                     self._ready.add(process.pid)
@@ -208,8 +263,13 @@ class _Group:
                 case _Ended(process, how):
                     running -= 1
                     self._ready.discard(process.pid)
+                    handed_over = process.exit_code == 0 and self._is_served_by_another(process)
+                    if handed_over:
+                        self._handed_over.append(str(process.plan.mountpoint))
                     unmounted = process.exit_code == 0
-                    self._report_end(process, "it was unmounted" if unmounted else f"its process ended with {how}")
+                    if not handed_over:
+                        self._report_end(process, "it was unmounted" if unmounted else f"its process ended with {how}")
+                    how = "handed over to another process" if handed_over else how
                     log.info("mount_ended", mountpoint=str(process.plan.mountpoint), how=how)
                     if process.exit_code != 0 and not stopping:
                         raise MountFailed(
@@ -221,6 +281,12 @@ class _Group:
                     if self._reports is not None:
                         self._reports.end(f"the node's daemon ends ({signal.Signals(number).name})")
                     self._ask_to_end()
+        return not stopping
+
+    def _is_served_by_another(self, process: MountProcess) -> bool:
+        """Whether there is a mount of ours although its process here has ended well."""
+        mounted = mountpoint.find_mount(process.plan.mountpoint)
+        return mounted is not None and mountpoint.is_ours(mounted)
 
     def _report_end(self, process: MountProcess, how: str) -> None:
         if self._reports is not None:
@@ -278,6 +344,8 @@ class _Group:
         return None
 
     def _why_not_ready(self) -> str | None:
+        if self._handed_over:
+            return "handed over to another process: " + ", ".join(self._handed_over)
         waiting = [str(process.plan.mountpoint) for process in self._processes if process.pid not in self._ready]
         if len(self._processes) < len(self._chosen) or waiting:
             return "not ready: " + ", ".join(waiting or ["starting"])

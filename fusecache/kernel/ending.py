@@ -23,7 +23,10 @@ KILLED_S: Final = 5.0
 
 
 def end_session(session: MountSession, gates: Sequence[Part], signals: Signals, log: Log) -> None:
-    """Kill the gates, detach the mount if it is still there, end the connection: callers get errors."""
+    """Kill the gates, detach the mount if it is still there, end the connection: callers get errors.
+
+    A mount that is another process's goes on: only what is held of it here is let go.
+    """
     awaited = list(gates)
     for gate in gates:
         gate.kill(signal.SIGKILL)
@@ -31,7 +34,7 @@ def end_session(session: MountSession, gates: Sequence[Part], signals: Signals, 
         awaited.append(detaching := Part("unmount", RestartPolicy()))
         detaching.pid = fork_call(lambda: device.unmount(session.mountpoint, lazy=True))
     session.end_connection()
-    if wait_for(awaited, CONNECTION_S, signals):
+    if wait_for(awaited, CONNECTION_S, signals) or not session.is_ours:
         return
     # Some thread of a gate hangs in a notification, and holds the device. The mount may be detached already, so that
     # MNT_FORCE can't reach it.

@@ -11,6 +11,9 @@ gate knows (`kernel.direct_reads`); everything else goes to a worker with credit
 A worker's answer is checked (`kernel.wire`), a READ's bytes are taken from its shared slot (`kernel.reply_slots`), and
 the kernel gets it. When a worker dies, what it held goes to another one: callers see a pause, on any kernel.
 
+A gate that takes over (`standby`) has workers and agent before it reads: with `go` it gets what the gate before it had
+read and not answered (`kernel.carried`), and begins. `hand_over` is the other end of that.
+
 One thread does all of this and never blocks but in epoll; notifications are written by threads of their own
 (`kernel.notifications`). It spins before it sleeps (`kernel.spin`). Standard library only.
 
@@ -42,7 +45,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from fusecache.kernel import open_table, wire
+from fusecache.kernel import carried, open_table, wire
 from fusecache.kernel.answers import Answers, Unmounted
 from fusecache.kernel.backing import Backing, Registry
 from fusecache.kernel.direct_reads import DirectReads
@@ -69,7 +72,12 @@ socket."""
 NOTIFICATION_WAIT_S: Final = 10.0
 """A notification waits so long at most for what is in flight, before the kernel is made to wait for it."""
 STOP_S: Final = 10.0
+HAND_OVER_S: Final = 0.25
+"""For answers that are on their way; what is not answered then goes to the next gate, and is asked for again."""
 MOST_CONTROL_BYTES: Final = 1 << 16
+
+_NO_TABLE_BYTES: Final = open_table.HEAD_BYTES + 32
+"""A table for as long as another gate has the real one: one row, never used."""
 
 _DROPPED: Final = frozenset((wire.FORGET, wire.BATCH_FORGET, wire.NOTIFY_REPLY))
 _NO_SUCH_CALL: Final = frozenset((wire.FLUSH, wire.FSYNC, wire.FSYNCDIR, wire.OPENDIR))
@@ -100,18 +108,22 @@ class Gate:
         self._control = socket.socket(fileno=control)
         self._control.setblocking(False)
         self._initialised = bool(settings.get("initialised", False))
+        self._standby = bool(settings.get("standby", False))
+        """Another gate reads the device, and has the table of opens."""
         allowed = settings.get("backing_devices")
         devices = None if allowed is None else frozenset(map(_device_number, allowed))
         self._learned = LearnedFiles(devices, time.monotonic)
         self._opens: Opens | None = None
         """None: the kernel is told never to send OPEN."""
+        self._table_fd = int(settings["open_table_fd"])
         if settings["open_mode"] == "passthrough":
-            table = OpenTable(_table_buffer(settings["open_table_fd"]))
+            table = OpenTable(bytearray(_NO_TABLE_BYTES) if self._standby else _table_buffer(self._table_fd))
             self._opens = Opens(table, Backing(registry or Registry(device), self._learned))
         self._notification_wait_s = float(settings.get("notification_wait_s", NOTIFICATION_WAIT_S))
         self._spin = Spin(int(settings.get("spin_us", 0)))
 
         self._stop_at_s: float | None = None
+        self._hand_over_fd: int | None = None
         self._answered = [0] * 256
         self._dispatched = [0] * 256
         self._buffer = bytearray(REQUEST_BUFFER_BYTES)
@@ -135,7 +147,7 @@ class Gate:
         room = StoreRoom(time.monotonic) if "store" in settings.get("features", ("store",)) else None
         self._notifications = Notifications(device, self.status, self._learned, room, self._wait_answered, self._log)
         self._reads_device = False
-        if self._initialised:
+        if self._initialised and not self._standby:
             self._start_reading()
 
     # The loop
@@ -145,11 +157,18 @@ class Gate:
         SupervisorGone."""
         try:
             self._serve()
+            if self._hand_over_fd is not None:
+                self._hand_over(self._hand_over_fd)
         except Unmounted:
             return
         except (GateFailed, WorkersFailed) as exc:
             self._tell({"kind": "failed", "text": str(exc)})
             raise GateFailed(str(exc)) from exc
+
+    @property
+    def has_handed_over(self) -> bool:
+        """Whether another gate goes on."""
+        return self._hand_over_fd is not None
 
     def _serve(self) -> None:
         poll = self._epoll.poll
@@ -189,7 +208,8 @@ class Gate:
                 look_at_s = now_s + LOOK_AGAIN_S
                 self._dispatch.look_around(now_s)
                 if self._opens is not None:
-                    self._opens.look_around(now_s)
+                    if not self._standby:
+                        self._opens.look_around(now_s)
                 elif self._learned.has_forgotten:
                     self._learned.settle_forgotten()
                 if self._stop_at_s is not None and (now_s >= self._stop_at_s or self._dispatch.is_drained()):
@@ -216,6 +236,35 @@ class Gate:
         self._reads_device = True
         self._epoll.register(self._device, select.EPOLLIN)
 
+    def _stop_reading(self, within_s: float) -> None:
+        """End once everything is answered, and after so many seconds at the latest."""
+        self._stop_at_s = time.monotonic() + within_s
+        if self._reads_device:
+            self._epoll.unregister(self._device)
+            self._reads_device = False
+
+    def _go(self, carried_fd: int) -> None:
+        """The device is this gate's now, with what the one before left unanswered. Once."""
+        if not self._standby:
+            raise ValueError("this gate reads the device already")
+        self._standby = False
+        if self._opens is not None:
+            self._opens.table = OpenTable(_table_buffer(self._table_fd))
+        self._start_reading()
+        now_s = time.monotonic()
+        for message in carried.read(carried_fd):
+            self._view[: len(message)] = message
+            self._handle(len(message), now_s)
+
+    def _hand_over(self, descriptor: int) -> None:
+        """Leave what is not answered to the next gate. Raises GateFailed."""
+        requests = self._dispatch.in_flight.all_unanswered()
+        try:
+            carried.write(descriptor, [request.message for request in requests])
+        except OSError as exc:
+            raise GateFailed(f"what is in flight can't be handed over: {exc.strerror}") from exc
+        self._tell({"kind": "handed_over", "requests": len(requests)})
+
     def _wait_answered(self, opcodes: frozenset[int], inode: int) -> None:
         """Called in the notifying thread."""
         self._dispatch.wait_answered(opcodes, inode, self._notification_wait_s)
@@ -234,7 +283,6 @@ class Gate:
 
     def _take_request(self, now_s: float) -> None:
         """One request: epoll says when there is another (0.5 us; to read until EAGAIN costs an exception, 1.7 us)."""
-        buffer = self._buffer
         try:
             received = os.readv(self._device, self._buffers)
         except OSError as exc:
@@ -243,6 +291,11 @@ class Gate:
             if exc.errno in _NOTHING_READ:
                 return
             raise GateFailed(f"the device can't be read: {exc.strerror}") from exc
+        self._handle(received, now_s)
+
+    def _handle(self, received: int, now_s: float) -> None:
+        """The request that lies in the buffer: answer it here, or give it to a worker."""
+        buffer = self._buffer
         try:
             opcode, unique, inode = wire.decode_request(buffer, received)
         except wire.BadMessage as exc:
@@ -326,13 +379,18 @@ class Gate:
                     if self._dispatch.failing:
                         self._log.error("workers die as fast as they start: every request is answered EIO")
                         self._dispatch.fail_waiting()
+                elif kind == "go":
+                    self._go(*descriptors)
+                elif kind == "hand_over":
+                    (self._hand_over_fd,) = descriptors
+                    descriptors = []
+                    self._stop_reading(HAND_OVER_S)
                 elif kind == "stop":
-                    self._stop_at_s = time.monotonic() + STOP_S
-                    if self._reads_device:
-                        self._epoll.unregister(self._device)
-                        self._reads_device = False
+                    self._stop_reading(STOP_S)
                 else:
                     self._log.error("order of the supervisor not understood", order=kind)
+            except carried.BadCarried as exc:
+                raise GateFailed(f"what the gate before held can't be used: {exc}") from exc
             except (ValueError, KeyError, TypeError, BadSlots) as exc:
                 self._log.error("order of the supervisor refused", why=repr(exc))
             finally:
@@ -424,7 +482,8 @@ def main(arguments: list[str] | None = None, log: Callable[[str], Log] = Log) ->
         set_process_name("gate", flags.mountpoint)
         gate = Gate(device, flags.control_fd, settings)
         gate.run()
-        gate.close()  # not after a failure: the next gate goes on with workers and link
+        if not gate.has_handed_over:
+            gate.close()  # not after a failure: the next gate goes on with workers and link
     except GateFailed as exc:
         log("gate").error("gate ends", why=str(exc))
         return 1

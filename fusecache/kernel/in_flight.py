@@ -264,6 +264,14 @@ class InFlight:
             if request.inode == inode and request.opcode in opcodes and not request.answered
         ]
 
+    def all_unanswered(self) -> list[Request]:
+        """Whatever waits or is owed, once each, in the order in which it came."""
+        requests = [*self.waiting_reads, *self.waiting_others]
+        for load in self.loads.values():
+            requests.extend(load.owed.values())
+        found = {request.unique: request for request in requests if not request.answered}
+        return sorted(found.values(), key=lambda request: request.taken_at_s)
+
     @property
     def is_busy(self) -> bool:
         """Something waits, or is owed."""

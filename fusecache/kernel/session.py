@@ -6,6 +6,9 @@ the clone is closed. Where the kernel can't resend, closing it answers them ECON
 yet wait for the next gate in either case.
 
 INIT is read through the first clone, because its answer has to be written where it was read.
+
+A connection can come from another process (`taking_over`) and go to the next one (`handing_over`): it is the same then,
+with its INIT, its mode and its clone, and only one of the two ends it.
 """
 
 from __future__ import annotations
@@ -17,11 +20,12 @@ import os
 import select
 import time
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from fusecache.errors import MountError
 from fusecache.kernel import device, init_message
 from fusecache.kernel.spec import MountSpec
+from fusecache.kernel.takeover_messages import Facts
 
 INIT_S: Final = 10.0
 """Seconds for the kernel's INIT after mount(2); it is there at once."""
@@ -31,50 +35,132 @@ LOCK_POLL_S: Final = 0.05
 
 
 class MountSession:
-    """From mount(2) to the end of the connection. MountError when the kernel refuses; nothing is left mounted then."""
+    """From mount(2), or from a take-over, to the end of the connection. Made by `mounted` or `adopted`."""
 
-    def __init__(self, spec: MountSpec, open_mode: str) -> None:
-        self.mountpoint = os.path.realpath(spec.mountpoint)
+    def __init__(
+        self,
+        mountpoint: str,
+        open_mode: str,
+        *,
+        session: int,
+        clone: int,
+        device_number: str,
+        shown_init: bytes,
+        plan: init_message.InitPlan,
+        allow_other: bool,
+        max_read_bytes: int,
+        is_ours: bool,
+    ) -> None:
+        """Takes over the descriptors."""
+        self.mountpoint = mountpoint
         self.open_mode = open_mode
-        self.initialised = False
-        """Whether INIT was answered; a gate that is started later drops its workers' answers."""
-
-        self.device_number = ""
+        self.device_number = device_number
         """major:minor in mountinfo."""
 
-        self._session: int | None = device.open_device()
-        self._clone: int | None = None
-        self._mounted = False
-        try:
+        self.shown_init = shown_init
+        """What every worker is shown."""
+
+        self.plan = plan
+        self.allow_other = allow_other
+        self.max_read_bytes = max_read_bytes
+        self.is_ours = is_ours
+        """Whether the mount ends with this process; false before it is taken over, and after it was handed over."""
+
+        self.initialised = not is_ours
+        """Whether INIT was answered; a gate that is started later drops its workers' answers."""
+
+        self._session: int | None = session
+        self._clone: int | None = clone
+
+    @classmethod
+    def mounted(cls, spec: MountSpec, open_mode: str) -> Self:
+        """A new mount. MountError when the kernel refuses; nothing is left mounted then."""
+        mountpoint = os.path.realpath(spec.mountpoint)
+        session = device.open_device()
+        with contextlib.ExitStack() as undo:
+            undo.callback(os.close, session)
             with _claimed(spec.mount_lock):
-                self._refuse_a_second_mount()
+                _refuse_a_second_mount(mountpoint)
                 device.mount(
-                    self._session,
-                    self.mountpoint,
+                    session,
+                    mountpoint,
                     spec.fsname,
                     allow_other=spec.allow_other,
                     max_read_bytes=spec.max_read_bytes,
                 )
-                self._mounted = True
-                self.device_number = device.mounts_at(self.mountpoint)[-1].device
-            self._clone = self._cloned()
-            sent = device.read_init(self._clone, INIT_S)
-            self.shown_init = init_message.masked_request(sent, spec.masked_features)
-            """What every worker is shown."""
-            self.plan = init_message.plan_for(
-                self.shown_init,
-                passthrough=open_mode == "passthrough",
-                max_read_bytes=spec.max_read_bytes,
-                read_ahead_bytes=spec.read_ahead_bytes,
-                max_background=spec.max_background,
-                congestion_threshold=spec.congestion_threshold,
-            )
-        except init_message.InitError as failure:
-            self._undo()
-            raise MountError(f"{self.mountpoint!r} can't be served: {failure}") from None
-        except BaseException:
-            self._undo()
-            raise
+                device_number = device.mounts_at(mountpoint)[-1].device
+                undo.callback(_detach, mountpoint, device_number)
+            clone = _cloned(session)
+            undo.callback(os.close, clone)
+            sent = device.read_init(clone, INIT_S)
+            try:
+                shown_init = init_message.masked_request(sent, spec.masked_features)
+                plan = init_message.plan_for(
+                    shown_init,
+                    passthrough=open_mode == "passthrough",
+                    max_read_bytes=spec.max_read_bytes,
+                    read_ahead_bytes=spec.read_ahead_bytes,
+                    max_background=spec.max_background,
+                    congestion_threshold=spec.congestion_threshold,
+                )
+            except init_message.InitError as failure:
+                raise MountError(f"{mountpoint!r} can't be served: {failure}") from None
+            undo.pop_all()
+        return cls(
+            mountpoint,
+            open_mode,
+            session=session,
+            clone=clone,
+            device_number=device_number,
+            shown_init=shown_init,
+            plan=plan,
+            allow_other=spec.allow_other,
+            max_read_bytes=spec.max_read_bytes,
+            is_ours=True,
+        )
+
+    @classmethod
+    def adopted(cls, spec: MountSpec, facts: Facts, *, session: int, gate_device: int) -> Self:
+        """One that another process has mounted, and still has until `is_ours` is set. Takes over the descriptors.
+
+        MountError when it is not what is mounted there.
+        """
+        # Its folder's path: to look at the mount point itself would be a request of the mount.
+        folder, name = os.path.split(spec.mountpoint.rstrip("/"))
+        mountpoint = os.path.join(os.path.realpath(folder), name)
+        mounts = device.mounts_at(mountpoint)
+        if not mounts or mounts[-1].device != facts.device:
+            raise MountError(f"{mountpoint!r} does not have the mount on it that was to be taken over")
+        return cls(
+            mountpoint,
+            facts.open_mode,
+            session=session,
+            clone=gate_device,
+            device_number=facts.device,
+            shown_init=facts.shown_init(),
+            plan=facts.plan(),
+            allow_other=facts.allow_other,
+            max_read_bytes=facts.max_read_bytes,
+            is_ours=False,
+        )
+
+    def facts(self, version: str, cluster_id: str) -> Facts:
+        """What the next process must know of it."""
+        return Facts(
+            version=version,
+            device=self.device_number,
+            open_mode=self.open_mode,
+            allow_other=self.allow_other,
+            max_read_bytes=self.max_read_bytes,
+            init=self.shown_init.hex(),
+            init_plan=dataclasses.asdict(self.plan),
+            cluster_id=cluster_id,
+        )
+
+    def descriptors(self) -> tuple[int, int]:
+        """Of the connection, and the gate's: for the next process."""
+        assert self._session is not None
+        return self._session, self.gate_device
 
     @property
     def gate_device(self) -> int:
@@ -98,7 +184,8 @@ class MountSession:
                 device.resend(self._session)
         os.close(self._clone)
         self._clone = None
-        self._clone = self._cloned()
+        assert self._session is not None
+        self._clone = _cloned(self._session)
 
     def is_connected(self) -> bool:
         """False once the kernel has ended the connection: unmounted everywhere, or aborted."""
@@ -110,7 +197,7 @@ class MountSession:
 
     def is_mounted(self) -> bool:
         """Whether our mount is there, and the topmost on its mount point: only then may the place be unmounted."""
-        mounts = device.mounts_at(self.mountpoint) if self._mounted else []
+        mounts = device.mounts_at(self.mountpoint) if self.is_ours else []
         return bool(mounts) and mounts[-1].device == self.device_number
 
     def end_connection(self) -> None:
@@ -121,25 +208,28 @@ class MountSession:
                     os.close(descriptor)
         self._clone = self._session = None
 
-    def _undo(self) -> None:
-        if self.is_mounted():
-            with contextlib.suppress(OSError):
-                device.unmount(self.mountpoint, lazy=True)
-        self.end_connection()
 
-    def _refuse_a_second_mount(self) -> None:
-        """The daemon has looked before; between that look and now another mount may have come."""
-        if mounts := device.mounts_at(self.mountpoint):
-            raise MountError(
-                f"mount point {self.mountpoint!r} has a mount of type {mounts[-1].fs_type} on it; unmount that first"
-            )
+def _detach(mountpoint: str, device_number: str) -> None:
+    """Undo a mount that can't be served, if it is still the topmost there."""
+    mounts = device.mounts_at(mountpoint)
+    if mounts and mounts[-1].device == device_number:
+        with contextlib.suppress(OSError):
+            device.unmount(mountpoint, lazy=True)
 
-    def _cloned(self) -> int:
-        assert self._session is not None
-        try:
-            return device.clone(self._session)
-        except OSError as failure:
-            raise MountError(f"the ioctl FUSE_DEV_IOC_CLONE failed: {failure.strerror}") from None
+
+def _refuse_a_second_mount(mountpoint: str) -> None:
+    """The daemon has looked before; between that look and now another mount may have come."""
+    if mounts := device.mounts_at(mountpoint):
+        raise MountError(
+            f"mount point {mountpoint!r} has a mount of type {mounts[-1].fs_type} on it; unmount that first"
+        )
+
+
+def _cloned(session: int) -> int:
+    try:
+        return device.clone(session)
+    except OSError as failure:
+        raise MountError(f"the ioctl FUSE_DEV_IOC_CLONE failed: {failure.strerror}") from None
 
 
 @contextlib.contextmanager

@@ -78,6 +78,19 @@ class MountSpec:
     embedded_pid: int | None = None
     """A child of this process that serves a folder SOURCE: ended last, and the mount with it when it dies."""
 
+    embedded_argv: tuple[str, ...] = ()
+    """Starts that child anew at the same address: when a take-over failed for which it was ended."""
+
+    takeover_socket: str = ""
+    """Path at which the next process takes the mount over; its folder is there, and private. Empty: nobody can."""
+
+    takeover_s: int = 60
+    """How long a process that takes over may prepare itself, before this one takes the mount back. There is no agent
+    meanwhile: what neither the kernel nor the workers know waits."""
+
+    takeover: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Where another process has the mount: `line`, `descriptors` and `facts` of `taking_over`. Empty: mount."""
+
     mount_lock: str | None = None
     """Lock file held (flock) while the mount point is looked at and mounted on."""
 
@@ -125,6 +138,7 @@ class MountSpec:
             ("silent_s", self.silent_s, 1, 3600),
             ("run_as_user", 1 if self.run_as_user is None else self.run_as_user, 1, MOST_ID),
             ("run_as_group", 1 if self.run_as_group is None else self.run_as_group, 1, MOST_ID),
+            ("takeover_s", self.takeover_s, 1, 3600),
         ):
             if not least <= value <= most:
                 raise UsageError(f"{name} {value} is not between {least} and {most}")

@@ -20,6 +20,9 @@ Gate and agent are asked for a sign of life, and a worker has to take what it is
 prints its stacks (ABRT) and is killed.
 Before the mount is ready a dead agent or gate, or a crash-looping worker, ends the start with an error.
 
+A later process on the same mount point takes the mount over: this one gives it what it holds and ends, and nobody's
+read fails (`handing_over`, `taking_over`).
+
 On the way down: unmount (a busy mount is detached after BUSY_S, and said so), let what is in flight finish for at most
 grace_s, then end workers, agent, embedded server. A second signal ends all at once.
 """
@@ -38,12 +41,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
-from fusecache.errors import FusecacheError
+from fusecache.errors import FusecacheError, MountError
 from fusecache.kernel import last_words
 from fusecache.kernel.channel import Channel, Message
 from fusecache.kernel.control_listener import ControlListener
 from fusecache.kernel.ending import end_parts, end_session
 from fusecache.kernel.first_look import FirstLook
+from fusecache.kernel.handing_over import HandingOver
 from fusecache.kernel.keeping import Keeper
 from fusecache.kernel.log import Log
 from fusecache.kernel.part_watch import PartWatch
@@ -55,6 +59,8 @@ from fusecache.kernel.session import MountSession
 from fusecache.kernel.signals import Signals
 from fusecache.kernel.spec import MountSpec
 from fusecache.kernel.status_table import describe
+from fusecache.kernel.takeover_states import NewAction
+from fusecache.kernel.taking_over import TakingOver
 from fusecache.kernel.timers import Timers
 from fusecache.kernel.tuning import set_read_ahead
 from fusecache.kernel.unmounting import Unmounting
@@ -113,6 +119,9 @@ class Supervisor:
         self._dead_gates: list[Part] = []
         """Whose first thread has ended while another one hangs in a notification."""
 
+        self._past_gates: list[Part] = []
+        """Emptied, or not needed any more: about to end."""
+
         self._control: ControlListener | None = None
         """The control socket, once the mount serves."""
 
@@ -139,7 +148,29 @@ class Supervisor:
             epoch_fd=self._epoch_fd,
             environment=self._environment,
         )
-        self._table_fd = os.memfd_create("fusecache-open-table", os.MFD_CLOEXEC)
+        self._taking = self._takes_over() if spec.takeover else None
+        if self._taking is None:
+            self._table_fd = os.memfd_create("fusecache-open-table", os.MFD_CLOEXEC)
+        else:
+            self._table_fd = self._taking.descriptors.open_table
+        self._handing = HandingOver(
+            spec,
+            self._gate,
+            (self._agent, self._embedded),
+            {
+                "leave": self._leave,
+                "start parts": self._start_parts_again,
+                "refill gate": self._refill_gate,
+                "replace gate": lambda: self._replace_gate("SIGKILL"),
+            },
+            table_fd=self._table_fd,
+            keeper=self._keeper,
+            timers=self._timers,
+            log=self._log,
+        )
+        self._ends_later: str | None = None
+        """Who asked for the end in the middle of a take-over, which is first to be decided."""
+
         for inherited in (spec.plan_fd, spec.ready_fd):
             if inherited is not None:
                 os.set_inheritable(inherited, False)
@@ -164,12 +195,19 @@ class Supervisor:
                 last_words.say(outcome.exit_code, outcome.error, self._ready_fd)
         return outcome.exit_code
 
+    def _takes_over(self) -> TakingOver:
+        steps: dict[NewAction, Callable[[], None]] = {"take": self._take, "save": self._save, "serve": self._serve}
+        return TakingOver(self._spec, steps, self._timers, self._log)
+
     # The loop.
 
     def _turn(self) -> None:
         """Wait for what comes next, and do it."""
         poll = select.poll()
         poll.register(self._signals, select.POLLIN)
+        sources = self._handing.sources() | (self._taking.sources() if self._taking is not None else {})
+        for descriptor in sources:
+            poll.register(descriptor, select.POLLIN)
         channels: dict[int, tuple[Channel, Callable[[], None]]] = {}
         for channel, handler in (
             (self._agent.channel, self._read_agent),
@@ -180,12 +218,16 @@ class Supervisor:
                 channels[channel.fileno()] = (channel, handler)
                 poll.register(channel, select.POLLIN | (select.POLLOUT if channel.has_waiting else 0))
         for descriptor, events in poll.poll(self._timers.timeout_ms()):
+            if self._outcome is not None:
+                break
             if descriptor in channels:
                 channel, handler = channels[descriptor]
                 if events & select.POLLOUT:
                     channel.flush()
                 if events & ~select.POLLOUT:
                     handler()
+            elif descriptor in sources:
+                sources[descriptor]()
         self._take_signals()
         if self._outcome is None:
             self._timers.run()
@@ -211,7 +253,8 @@ class Supervisor:
             self._agent_ended(ending(status))
         elif pid == self._gate.pid:
             self._read_gate()
-            self._gate_ended(ending(status))
+            if pid == self._gate.pid:  # else it was emptied, which ends it
+                self._gate_ended(ending(status))
         elif pid == self._spare.pid:
             self._spare_ended(ending(status))
         elif pid == self._embedded.pid:
@@ -222,6 +265,7 @@ class Supervisor:
             self._workers.ended(worker, ending(status), again=again)
         else:
             self._dead_gates = [gate for gate in self._dead_gates if gate.pid != pid]
+            self._past_gates = [gate for gate in self._past_gates if gate.pid != pid]
 
     # Agent.
 
@@ -280,7 +324,12 @@ class Supervisor:
     def _agent_prepared(self, message: Message) -> None:
         self._agent.is_ready()
         self._timers.cancel("agent start")
-        if self._state == "preparing":
+        self._handing.cluster_id = str(message.get("cluster_id", ""))
+        if self._state == "preparing" and self._taking is not None:
+            self._taking.check_cluster(self._handing.cluster_id)
+            self._mode_reason = f"as before: taken over from version {self._taking.facts.version}"
+            self._adopt(self._taking)
+        elif self._state == "preparing":
             mode = message.get("open_mode")
             if mode not in ("no-open", "passthrough") or self._spec.open_mode not in ("auto", mode):
                 self._fail(UNEXPECTED, f"the agent chose open_mode {mode!r} where {self._spec.open_mode} was asked for")
@@ -305,6 +354,10 @@ class Supervisor:
             self._ready_fd = None
 
     def _agent_ended(self, how: str) -> None:
+        if self._handing.state.is_active:
+            self._agent.ended()
+            self._handing.part_ended()
+            return
         verdict = self._agent.policy.died(time.monotonic(), self._agent.ready_at_s)
         self._agent.ended()
         if self._state in ("preparing", "starting") or (verdict.looping and not self._was_ready):
@@ -329,7 +382,7 @@ class Supervisor:
     # Mount, gate, workers.
 
     def _mount(self, open_mode: str) -> None:
-        self._session = MountSession(self._spec, open_mode)
+        self._session = MountSession.mounted(self._spec, open_mode)
         self._state = "starting"
         self._log.info(
             "mounted", mountpoint=self._spec.mountpoint, device=self._session.device_number, open_mode=open_mode
@@ -337,20 +390,68 @@ class Supervisor:
         self._launch_gate()
         self._workers.start(self._session)
 
-    def _launch_gate(self) -> None:
+    def _adopt(self, taking: TakingOver) -> None:
+        """Start what a mount needs, beside the process that still has it."""
+        self._session = taking.session(self._spec)
+        self._state = "starting"
+        if taking.is_alone:
+            self._save()
+        else:
+            self._launch_gate(standby=True)
+        self._workers.start(self._session)
+
+    def _take(self) -> None:
+        """The token is this side's: go on where the old gate stopped."""
+        assert self._session is not None
+        assert self._taking is not None
+        assert self._taking.carried_fd is not None
+        self._session.is_ours = True
+        self._gate.send({"kind": "go"}, (self._taking.carried_fd,))
+        self._taking.say_serving()
+        self._serve()
+
+    def _save(self) -> None:
+        """The process that had the mount is gone, and its gate with it: what that had read goes the way of every dead
+        gate's requests."""
+        if self._session is None:
+            return  # until the agent is prepared
+        if not self._session.is_connected():
+            self._fail(MountError.exit_code, f"{self._spec.mountpoint!r} was unmounted before it was taken over")
+            return
+        self._session.is_ours = True
+        if self._gate.running:
+            self._gate.kill(signal.SIGKILL)
+            self._set_gate_aside("gate in waiting")
+        self._session.renew_gate_device(resend=self._spec.features.usable("resend"))
+        self._launch_gate()
+        if self._workers.all_ready:
+            assert self._taking is not None
+            self._taking.happens("all ready")
+
+    def _set_gate_aside(self, name: str) -> None:
+        """Its process is as good as ended, and no longer the gate."""
+        aside = Part(name, RestartPolicy())
+        aside.pid = self._gate.pid
+        self._past_gates.append(aside)
+        self._gate.ended()
+
+    def _launch_gate(self, *, standby: bool = False) -> None:
+        """`standby`: it waits for `go`."""
         session = self._session
         assert session is not None
         if self._spare.ready:
             self._gate.adopt(self._spare)
         elif not self._keeper.start(
-            self._gate, lambda: self._gate.launch(self._spec, self._environment), self._launch_gate
+            self._gate,
+            lambda: self._gate.launch(self._spec, self._environment),
+            lambda: self._launch_gate(standby=standby),
         ):
             return
-        settings = {**session.gate_settings(), "open_mode": session.open_mode}
+        settings = {**session.gate_settings(), "open_mode": session.open_mode, "standby": standby}
         self._gate.begin(self._spec, session.gate_device, self._table_fd, settings)
         self._gate_watch.started()
         self._look_at_gate()  # its answer says that it is ready
-        if self._agent.gate_link is not None:
+        if self._agent.running and self._agent.gate_link is not None:
             again = self._gate.restarts > 0
             self._gate.send({"kind": "agent", "again": again}, (self._agent.gate_link.fileno(),))
         self._workers.gate_started()
@@ -388,6 +489,11 @@ class Supervisor:
                 self._serve()
             elif kind == "worker_ready":
                 self._workers.is_ready(message)
+                if self._taking is not None and self._workers.all_ready:
+                    self._taking.happens("all ready")
+            elif kind == "handed_over":
+                self._set_gate_aside("emptied gate")
+                self._handing.happens("gate emptied")
             elif kind == "worker_broken":
                 self._workers.is_broken(message)
             elif kind == "status":
@@ -405,12 +511,15 @@ class Supervisor:
         if self._state != "starting":
             return
         self._state = "serving"
+        # Others read already where it was taken over: from now on only the agent's start can fail, and is tried again.
+        self._was_ready = self._taking is not None
         self._keeper.patient = True
         self._workers.serve()
         self._timers.after(self._spare.name, SPARE_S, self._launch_spare)
         self._read_ahead_error = set_read_ahead(self._session.device_number, self._spec.read_ahead_bytes)
         if self._read_ahead_error:
             self._log.warning("the read-ahead stays at the kernel's default", reason=self._read_ahead_error)
+        self._handing.listen(self._session)
         self._tell_agent_serving()
 
     def _gate_ended(self, how: str) -> None:
@@ -426,6 +535,8 @@ class Supervisor:
             self._outcome = Outcome(0, "")
         elif self._state != "serving":
             self._fail(UNEXPECTED, f"the gate ended with {how} before the mount was ready{reason}")
+        elif self._handing.state.is_active:
+            self._handing.happens("gate ended")
         elif verdict.looping:
             self._fail(UNEXPECTED, f"the gate ended with {how} again and again{reason}")
         else:
@@ -456,6 +567,8 @@ class Supervisor:
             self._dead_gates.append(hanging)
             self._gate_ended("a signal, while a notification hangs")
             return
+        if not self._gate.running:
+            return  # emptied: the next one is looked at from its start on
         verdict = self._gate_watch.look(time.monotonic())
         if verdict == "ask":
             self._gate.send({"kind": "status"})
@@ -466,7 +579,9 @@ class Supervisor:
 
     def _embedded_ended(self, how: str) -> None:
         self._embedded.ended()
-        if self._state in ("preparing", "starting"):
+        if self._handing.state.is_active:
+            self._handing.part_ended()
+        elif self._state in ("preparing", "starting"):
             self._fail(UNEXPECTED, f"the embedded server ended with {how} before the mount was ready")
         elif self._state == "serving":
             self._log.error("the embedded server ended: only what is cached can be read", how=how)
@@ -475,7 +590,12 @@ class Supervisor:
 
     def _asked_to_end(self, by: str, exit_code: int) -> None:
         """`exit_code`: when nothing is served yet."""
-        if self._state == "stopping":
+        if self._handing.state.is_active and self._ends_later is None:
+            self._log.info("ending, once it is clear who has the mount", signal=by)
+            self._ends_later = by
+        elif self._handing.state.is_active:
+            self._fail(0, "")
+        elif self._state == "stopping":
             self._log.warning("second signal: ending without waiting", signal=by)
             self._hurry = True
             self._outcome = Outcome(0, "")
@@ -508,9 +628,13 @@ class Supervisor:
     def _end_parts(self) -> None:
         """Everything that runs, in the order in which nobody misses what ends before it."""
         self._timers.clear()
+        if self._session is not None and self._handing.state.is_given:
+            self._session.is_ours = False  # whoever is taking over finds the token, and goes on alone
+        self._handing.end()
         if self._session is not None:
             # First: callers shall get their errors at once.
-            end_session(self._session, [self._gate, *self._dead_gates], self._signals, self._log)
+            gates = [self._gate, *self._dead_gates, *self._past_gates]
+            end_session(self._session, gates, self._signals, self._log)
         self._first_look.kill(signal.SIGKILL)
         parts = [*self._workers.parts, self._agent, self._spare, self._first_look]
         end_parts(parts, PARTS_END_S, self._signals, self._log, hurry=self._hurry)
@@ -519,6 +643,36 @@ class Supervisor:
         with contextlib.suppress(OSError):
             os.unlink(self._spec.agent_socket)
         end_parts([self._embedded], EMBEDDED_END_S, self._signals, self._log, hurry=self._hurry)
+
+    # Handing over.
+
+    def _leave(self) -> None:
+        """Another process has the mount. What is in flight here is answered there."""
+        assert self._session is not None
+        self._session.is_ours = False
+        self._hurry = True
+        self._log.info("handed over", mountpoint=self._spec.mountpoint)
+        self._outcome = Outcome(0, "")
+
+    def _start_parts_again(self) -> None:
+        """Nobody took the mount over. A part that has not ended yet is started at its end."""
+        if self._ends_later is not None:
+            self._asked_to_end(self._ends_later, UNEXPECTED)
+            return
+        if not self._embedded.running and self._spec.embedded_argv:
+            self._keeper.start(
+                self._embedded,
+                lambda: self._embedded.start(self._spec.embedded_argv, (), self._environment, lambda: None),
+                self._start_parts_again,
+            )
+        if not self._agent.running:
+            self._launch_agent()
+
+    def _refill_gate(self) -> None:
+        """A gate again, with what the last one gave up."""
+        assert self._handing.carried_fd is not None
+        self._launch_gate(standby=True)
+        self._gate.send({"kind": "go"}, (self._handing.carried_fd,))
 
     # What others are told.
 

@@ -73,6 +73,11 @@ class Workers:
         for worker in self.parts:
             worker.hand_to(self._gate)
 
+    @property
+    def all_ready(self) -> bool:
+        """Whether each of them takes requests."""
+        return all(worker.ready for worker in self.parts)
+
     def of(self, pid: Any) -> Worker | None:
         """The worker with that process."""
         return next((worker for worker in self.parts if worker.running and worker.pid == pid), None)

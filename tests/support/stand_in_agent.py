@@ -3,7 +3,8 @@
 What it is told lies in the folder FUSECACHE_STAND_IN as `agent-serving.json` and `agent-status.json` (asked for when
 the file `ask` appears there). `invalidate` makes it push an invalidation of the file `slow`; `invalidated` says that
 the push has returned. `stop` makes it ask for the mount's end. A file `agent fails` makes it fail with the exit code
-and the text that it holds. `hang` makes it loop for ever.
+and the text that it holds. `hang` makes it loop for ever. For as long as `agent waits` is there it does not get ready;
+`cluster` holds the id of the cluster.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +66,15 @@ def main() -> int:
         code, _, text = order.read_text().partition(" ")
         say(kind="failed", exit_code=int(code), text=text)
         return int(code)
-    say(kind="prepared", open_mode=os.environ.get("FUSECACHE_STAND_IN_MODE", "no-open"), why="the test says so")
+    while (folder / "agent waits").exists():
+        time.sleep(ASK_POLL_MS / 1000)
+    cluster = folder / "cluster"
+    say(
+        kind="prepared",
+        open_mode=os.environ.get("FUSECACHE_STAND_IN_MODE", "no-open"),
+        why="the test says so",
+        cluster_id=cluster.read_text() if cluster.exists() else "",
+    )
     while True:
         if not select.select([control], [], [], ASK_POLL_MS / 1000)[0]:
             if (folder / "ask").exists():
@@ -93,7 +103,8 @@ def main() -> int:
         write_whole(folder / "agent-serving.json", {**message, "pid": os.getpid()})
         if flags.ready_fd is not None:
             subprocess.run(["stat", message["mountpoint"]], check=True, stdout=subprocess.DEVNULL, timeout=10)
-            os.write(flags.ready_fd, b"ready\n")
+            with contextlib.suppress(BrokenPipeError):  # the test does not wait for it
+                os.write(flags.ready_fd, b"ready\n")
             os.close(flags.ready_fd)
             flags.ready_fd = None
         say(kind="ready")

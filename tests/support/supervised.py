@@ -7,6 +7,7 @@ pipe. `parts()` tells pids from the supervisor's own table; every wait has an en
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -21,8 +22,11 @@ import fusecache
 from fusecache.kernel.features import Features
 from fusecache.kernel.spec import MountSpec
 from tests.support.mounting import is_mounted
+from tests.support.taker import asked
 
 WAIT_S = 20.0
+SOURCE = "stand-in, with a comma"
+_numbers = itertools.count()
 POLL_S = 0.02
 PACKAGE_FOLDER = Path(fusecache.__file__).parents[1]
 PYTHON = (sys.executable, "-S", "-m")
@@ -50,17 +54,31 @@ def runs(pid: int) -> bool:
 class Supervised:
     """One mount; use as a context manager."""
 
-    def __init__(self, folder: Path, features: Features, *, mode: str = "no-open", **fields: Any) -> None:
-        """`folder` is the test's own; the agent chooses `mode`; `fields` replace those of the specification."""
+    def __init__(
+        self,
+        folder: Path,
+        features: Features,
+        *,
+        mode: str = "no-open",
+        package: Path = PACKAGE_FOLDER,
+        **fields: Any,
+    ) -> None:
+        """`folder` is the test's own; the agent chooses `mode`; `fields` replace those of the specification. `package`:
+        where supervisor and gate come from."""
         self.folder = folder
         self.mountpoint = folder / "mnt"
         self.mountpoint.mkdir(exist_ok=True)
         self.orders = folder / "orders"
         self.orders.mkdir(exist_ok=True)
+        self.takeover_socket = folder / "takeover" / "takeover.sock"
+        self.takeover_socket.parent.mkdir(mode=0o700, exist_ok=True)
+        number = next(_numbers)
+        self.agent_socket = folder / f"agent{number}.socket"
         self._features = features
         self._mode = mode
         self._fields = fields
-        self._stderr = folder / "stderr"
+        self._stderr = folder / f"stderr{number}"
+        self._package = package
         self.process: subprocess.Popen[bytes] | None = None
         self.report = b""
 
@@ -71,14 +89,26 @@ class Supervised:
     def _argv(self, part: str, module: str) -> tuple[str, ...]:
         return ("/bin/sh", "-c", DIES_IF, str(self.dies_at_start(part)), *PYTHON, module)
 
-    def start(self, *, wait: bool = True) -> None:
-        """Start the supervisor; with `wait` until it reported on the ready pipe (`report`)."""
+    def start(self, *, wait: bool = True, takes_over: bool = False) -> None:
+        """Start the supervisor; with `wait` until it reported on the ready pipe (`report`). `takes_over`: from the one
+        that has the mount."""
+        ready_end = self._start(takes_over)
+        os.set_blocking(ready_end, False)
+        try:
+            if wait:
+                self.report = until(lambda: self._read(ready_end), "a word on the ready pipe")
+        finally:
+            os.close(ready_end)
+
+    def _start(self, takes_over: bool) -> int:
+        """The end of the ready pipe."""
+        taker, takeover, numbers = asked(self.takeover_socket, SOURCE) if takes_over else (None, {}, [])
         plan_fd = os.memfd_create("plan", 0)
         os.write(plan_fd, b"plan")
         ready_end, ready_fd = os.pipe()
         spec = {
             "mountpoint": str(self.mountpoint),
-            "fsname": "stand-in, with a comma",
+            "fsname": SOURCE,
             "allow_other": True,
             "open_mode": "auto",
             "features": self._features,
@@ -88,8 +118,10 @@ class Supervised:
             "agent_argv": self._argv("agent", "tests.support.stand_in_agent"),
             "plan_fd": plan_fd,
             "ready_fd": ready_fd,
-            "agent_socket": str(self.folder / "agent.socket"),
+            "agent_socket": str(self.agent_socket),
             "control_socket": str(self.folder / "control" / "control.sock"),
+            "takeover_socket": str(self.takeover_socket),
+            "takeover": takeover,
             "environment": {"FUSECACHE_STAND_IN": str(self.orders), "FUSECACHE_STAND_IN_MODE": self._mode},
             **self._fields,
         }
@@ -101,20 +133,17 @@ class Supervised:
                     stdin=subprocess.DEVNULL,
                     stdout=stderr,
                     stderr=stderr,
-                    pass_fds=(spec_fd, plan_fd, ready_fd),
+                    pass_fds=(spec_fd, plan_fd, ready_fd, *numbers),
                     cwd=self.folder,
-                    env={**os.environ, "PYTHONPATH": str(PACKAGE_FOLDER)},
+                    env={**os.environ, "PYTHONPATH": f"{self._package}:{PACKAGE_FOLDER}"},
                     start_new_session=True,
                 )
         finally:
             for descriptor in (spec_fd, plan_fd, ready_fd):
                 os.close(descriptor)
-        os.set_blocking(ready_end, False)
-        try:
-            if wait:
-                self.report = until(lambda: self._read(ready_end), "a word on the ready pipe")
-        finally:
-            os.close(ready_end)
+            if taker is not None:
+                taker.close()
+        return ready_end
 
     @staticmethod
     def _read(descriptor: int) -> bytes:

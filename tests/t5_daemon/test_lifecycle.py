@@ -338,7 +338,8 @@ def test_umount_of_a_busy_mount_detaches_after_its_time(
 def test_two_starts_at_once_one_wins_and_the_other_is_told(
     folder: Path, tmp_path: Path, mountpoint: Path, environment: dict[str, str], same_source: bool
 ) -> None:
-    """User report 7: never two mounts on top of each other, whoever starts them."""
+    """User report 7: never two mounts on top of each other, whoever starts them. One that comes later takes over, when
+    its source is the same."""
     other = folder if same_source else tmp_path / "other"
     if not same_source:
         shutil.copytree(folder, other)
@@ -357,12 +358,15 @@ def test_two_starts_at_once_one_wins_and_the_other_is_told(
         assert str(mountpoint) in loser.stderr
     assert (mountpoint / "file").read_bytes() == CONTENT
     assert alive(pid_of(winner))
-    # A third one, when the first serves, is told the same.
-    third = start(folder)
-    assert third.returncode == 3
-    assert "umount" in third.stderr
+    served = folder if answers[0] is winner else other
+    third, fourth = start(served), start(tmp_path)
+    assert third.returncode == 0, third.stderr
+    until_dead([pid_of(winner)], "the daemon was taken over")
+    assert fourth.returncode == 3
+    assert "umount" in fourth.stderr
+    assert mounts_at(mountpoint) == 1
     assert run("umount", str(mountpoint), environment=environment).returncode == 0
-    until_dead([pid_of(winner)], "the daemon ends")
+    until_dead([pid_of(third)], "the daemon ends")
 
 
 @pytest.mark.parametrize("background", [True, False])

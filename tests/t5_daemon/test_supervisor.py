@@ -188,7 +188,7 @@ def test_umount_ends_everything_with_0(start: Start) -> None:
     spare_stands_by(mount)
     pids = mount.pids()
     assert len(pids) == 6
-    socket_file = mount.folder / "agent.socket"
+    socket_file = mount.agent_socket
     socket_file.touch()
     subprocess.run(["umount", str(mount.mountpoint)], check=True, timeout=WAIT_S)
     assert mount.ended() == 0

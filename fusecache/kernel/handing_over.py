@@ -1,0 +1,273 @@
+"""The old side of a take-over: a mount is given to another supervisor, while everybody reads on.
+
+    hello -> end agent and embedded server -> given (descriptors) -> ready -> empty the gate -> drained -> serving
+
+What follows from what is decided by `takeover_states`; what is said, by `takeover_messages`. This module watches the
+line and the clock, holds the token, and carries out what it can by itself; the rest are the supervisor's `steps`. One
+take-over at a time: who comes meanwhile is told, and so is who comes for another source.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import fusecache
+from fusecache.errors import StateError
+from fusecache.kernel.keeping import Keeper
+from fusecache.kernel.log import Log
+from fusecache.kernel.parts import Part
+from fusecache.kernel.roles import Gate
+from fusecache.kernel.session import MountSession
+from fusecache.kernel.spec import MountSpec
+from fusecache.kernel.takeover_messages import (
+    PROTOCOLS,
+    Line,
+    LineLost,
+    Message,
+    close_all,
+    new_token,
+    refusal,
+    take_token,
+    text_of,
+)
+from fusecache.kernel.takeover_socket import TakeoverSocket
+from fusecache.kernel.takeover_states import OldAction, OldEvent, OldSide
+from fusecache.kernel.timers import Timers
+
+ENDING_S: Final = 5.0
+"""For the agent and the embedded server, from SIGTERM to SIGKILL."""
+
+Step = Callable[[], None]
+
+
+class HandingOver:
+    """See the module. `state.is_active` while one is under way."""
+
+    def __init__(
+        self,
+        spec: MountSpec,
+        gate: Gate,
+        stopped: tuple[Part, ...],
+        steps: Mapping[OldAction, Step],
+        *,
+        table_fd: int,
+        keeper: Keeper,
+        timers: Timers,
+        log: Log,
+    ) -> None:
+        """`stopped`: the parts that can't run twice. `steps`: what only the supervisor can do."""
+        self.state = OldSide(spec.takeover_s)
+        self.carried_fd: int | None = None
+        """What the gate held, once it was emptied; the supervisor closes it."""
+
+        self.cluster_id = ""
+        self._spec = spec
+        self._gate = gate
+        self._stopped = stopped
+        self._steps: Mapping[OldAction, Step] = {
+            "stop parts": self._stop_parts,
+            "give": self._give,
+            "empty gate": self._empty_gate,
+            "kill gate": lambda: gate.kill(signal.SIGKILL),
+            "pass on": self._pass_on,
+            "withdraw": self._withdraw,
+            **steps,
+        }
+        self._table_fd = table_fd
+        self._keeper = keeper
+        self._timers = timers
+        self._log = log
+        self._session: MountSession | None = None
+        self._socket: TakeoverSocket | None = None
+        self._line: Line | None = None
+        self._strangers: list[Line] = []
+        """Who has come and not said anything yet."""
+
+        self._token: int | None = None
+
+    def listen(self, session: MountSession) -> None:
+        """From now on the mount can be taken over. Where it can't, that is said, and the mount serves all the same."""
+        self._session = session
+        if not self._spec.takeover_socket:
+            return
+        try:
+            self._socket = TakeoverSocket(self._spec.takeover_socket)
+        except StateError as failure:
+            self._log.error("this mount can't be taken over by the next start", why=str(failure))
+
+    def sources(self) -> dict[int, Step]:
+        """Descriptors to wait on for reading, and what to do then."""
+        found: dict[int, Step] = {}
+        if self._socket is not None:
+            found[self._socket.fileno()] = self._accept
+        for stranger in self._strangers:
+            found[stranger.fileno()] = lambda stranger=stranger: self._hear(stranger)  # type: ignore[misc]
+        if self._line is not None:
+            found[self._line.fileno()] = self._read
+        return found
+
+    def part_ended(self) -> None:
+        """One of `stopped`."""
+        if not any(part.running for part in self._stopped):
+            self.happens("parts ended")
+
+    def end(self) -> None:
+        """This supervisor ends: whoever is about to take over has the mount, or never will.
+
+        With the token still there the new side finds it, and goes on alone.
+        """
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+        for line in (self._line, *self._strangers):
+            if line is not None:
+                line.close()
+        self._line = None
+        self._strangers = []
+
+    def happens(self, event: OldEvent) -> None:
+        """Go on by the table, and carry out what follows."""
+        before = self.state.state
+        actions = self.state.step(event)
+        if self.state.state == before and not actions:
+            return
+        self._log.info("take-over", what=event, state=self.state.state)
+        limit_s = self.state.limit_s
+        if limit_s is None:
+            self._timers.cancel("take-over")
+        else:
+            self._timers.after("take-over", limit_s, self._late)
+        for action in actions:
+            self._steps[action]()
+        if self.state.state == "serving":
+            self._log.warning("the mount was not taken over: this process goes on serving", what=event)
+            self._forget()
+
+    # The line.
+
+    def _accept(self) -> None:
+        assert self._socket is not None
+        line = self._socket.accept()
+        if line is not None:
+            self._strangers.append(line)
+            if len(self._strangers) > 8:
+                self._strangers.pop(0).close()
+
+    def _hear(self, stranger: Line) -> None:
+        """The first message of whoever has come."""
+        try:
+            received = stranger.receive()
+            if received is None:
+                return
+            message, descriptors = received
+            close_all(descriptors)
+            self._strangers.remove(stranger)
+            why = self._why_not(message)
+            if why is not None:
+                stranger.send({"kind": "refused", "text": why})
+                stranger.close()
+                return
+            session = self._session
+            assert session is not None
+            told = {"protocols": PROTOCOLS, "version": fusecache.__version__, "open_mode": session.open_mode}
+            stranger.send({"kind": "yielding", **told})
+        except LineLost as lost:
+            self._log.info("a process that came to take over is gone", why=str(lost))
+            if stranger in self._strangers:
+                self._strangers.remove(stranger)
+            stranger.close()
+            return
+        self._line = stranger
+        self._token = new_token()
+        self._log.info("another process takes the mount over", version=str(message.get("version"))[:40])
+        self.happens("hello")
+
+    def _why_not(self, message: Message) -> str | None:
+        if message["kind"] != "hello":
+            return "a take-over begins with hello"
+        if self.state.state != "serving":
+            return "another process is taking it over right now"
+        return refusal(message, self._spec.fsname)
+
+    def _read(self) -> None:
+        assert self._line is not None
+        try:
+            while self._line is not None and self.state.is_active:
+                received = self._line.receive()
+                if received is None:
+                    break
+                message, descriptors = received
+                close_all(descriptors)
+                kind = message["kind"]
+                if kind == "ready":
+                    self.happens("ready")
+                elif kind == "serving":
+                    self.happens("serving")
+                elif kind == "failed":
+                    raise LineLost(f"it failed: {text_of(message)}")
+        except LineLost as lost:
+            self._log.warning("the process that was taking over is gone", why=str(lost))
+            self._lost()
+
+    def _lost(self) -> None:
+        if self._line is not None:
+            self._line.close()
+            self._line = None
+        self.happens("lost" if self._token is None or take_token(self._token) else "died serving")
+
+    def _late(self) -> None:
+        state = self.state.state
+        if state == "returning" or self._token is None or take_token(self._token):  # `returning` has it already
+            self.happens("late")
+        else:
+            self.happens("serving" if state == "drained" else "died serving")
+
+    def _send(self, message: Message, descriptors: tuple[int, ...] = ()) -> None:
+        if self._line is not None:
+            try:
+                self._line.send(message, descriptors)
+            except LineLost as lost:
+                self._log.warning("the process that was taking over is gone", why=str(lost))
+                self._timers.after("take-over lost", 0, self._lost)
+
+    # What follows.
+
+    def _stop_parts(self) -> None:
+        for part in self._stopped:
+            part.kill(signal.SIGTERM)
+            self._keeper.kill_later(part, ENDING_S)
+        self.part_ended()  # where none is running, nobody's end is waited for
+
+    def _give(self) -> None:
+        session = self._session
+        assert session is not None
+        assert self._token is not None
+        facts = session.facts(fusecache.__version__, self.cluster_id)
+        self._send(facts.to_message(), (*session.descriptors(), self._table_fd, self._token))
+
+    def _empty_gate(self) -> None:
+        self.carried_fd = os.memfd_create("fusecache-carried", os.MFD_CLOEXEC)
+        self._gate.send({"kind": "hand_over"}, (self.carried_fd,))
+
+    def _pass_on(self) -> None:
+        assert self.carried_fd is not None
+        self._send({"kind": "drained"}, (self.carried_fd,))
+
+    def _withdraw(self) -> None:
+        self._send({"kind": "withdrawn", "text": f"it was not ready, or did not answer, in time ({self.state.state})"})
+
+    def _forget(self) -> None:
+        """Back where it began."""
+        self._timers.cancel("take-over lost")
+        if self._line is not None:
+            self._line.close()
+            self._line = None
+        if self._token is not None:
+            os.close(self._token)
+            self._token = None
+        if self.carried_fd is not None:
+            os.close(self.carried_fd)
+            self.carried_fd = None
