@@ -51,9 +51,12 @@ class ControlListener:
             ) from None
         self._identity = (status.st_dev, status.st_ino)
 
-    def close(self) -> None:
-        """Stop listening, and take the name away, unless a later daemon's socket has it now."""
+    def close(self, *, is_last: bool = True) -> None:
+        """Stop listening, and take the name away, unless a later daemon's socket has it now. Not `is_last`: another one
+        is taking its place at this moment, and sees to the name."""
         self.socket.close()
+        if not is_last:
+            return
         with contextlib.suppress(OSError):  # gone already, or the folder is not empty: nothing to do either way
             status = self._path.lstat()
             if (status.st_dev, status.st_ino) == self._identity:

@@ -114,13 +114,13 @@ class HandingOver:
         if not any(part.running for part in self._stopped):
             self.happens("parts ended")
 
-    def end(self) -> None:
-        """This supervisor ends: whoever is about to take over has the mount, or never will.
+    def end(self, *, is_last: bool) -> None:
+        """This supervisor ends: whoever is about to take over has the mount, or never will (`is_last`).
 
         With the token still there the new side finds it, and goes on alone.
         """
         if self._socket is not None:
-            self._socket.close()
+            self._socket.close(is_last=is_last)
             self._socket = None
         for line in (self._line, *self._strangers):
             if line is not None:

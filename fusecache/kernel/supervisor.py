@@ -407,8 +407,8 @@ class Supervisor:
         assert self._taking.carried_fd is not None
         self._session.is_ours = True
         self._gate.send({"kind": "go"}, (self._taking.carried_fd,))
-        self._taking.say_serving()
         self._serve()
+        self._taking.say_serving()
 
     def _save(self) -> None:
         """The process that had the mount is gone, and its gate with it: what that had read goes the way of every dead
@@ -630,7 +630,8 @@ class Supervisor:
         self._timers.clear()
         if self._session is not None and self._handing.state.is_given:
             self._session.is_ours = False  # whoever is taking over finds the token, and goes on alone
-        self._handing.end()
+        is_last = self._session is None or self._session.is_ours
+        self._handing.end(is_last=is_last)
         if self._session is not None:
             # First: callers shall get their errors at once.
             gates = [self._gate, *self._dead_gates, *self._past_gates]
@@ -639,7 +640,7 @@ class Supervisor:
         parts = [*self._workers.parts, self._agent, self._spare, self._first_look]
         end_parts(parts, PARTS_END_S, self._signals, self._log, hurry=self._hurry)
         if self._control is not None:
-            self._control.close()
+            self._control.close(is_last=is_last)
         with contextlib.suppress(OSError):
             os.unlink(self._spec.agent_socket)
         end_parts([self._embedded], EMBEDDED_END_S, self._signals, self._log, hurry=self._hurry)

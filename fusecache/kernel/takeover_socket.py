@@ -67,9 +67,11 @@ class TakeoverSocket:
             return None
         return Line(connection)
 
-    def close(self) -> None:
-        """Listen no more; the name goes too, unless it is another one's by now."""
+    def close(self, *, is_last: bool) -> None:
+        """Listen no more. `is_last`: nobody takes the name over, so it goes too, unless it is another one's by now."""
         self._socket.close()
+        if not is_last:
+            return
         name = os.path.basename(self._path)
         with contextlib.suppress(OSError, StateError), _folder(self._path) as folder:
             if _identity(name, folder) == self._identity:
