@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 from fusecache.cli.options import Common, everywhere, print_json
@@ -13,8 +15,13 @@ from fusecache.cli.options import Common, everywhere, print_json
     is_flag=True,
     help="When another serve has taken all mounts over, wait for the signal to end: for where what ends is restarted.",
 )
+@click.option(
+    "--ready-file",
+    type=click.Path(path_type=Path),
+    help="A file that is there while all mounts serve reads: for probes where two of these share an address.",
+)
 @everywhere
-def serve(stay: bool, common: Common) -> None:
+def serve(stay: bool, ready_file: Path | None, common: Common) -> None:
     """Run every mount of the configuration file until a signal ends them; one process per mount.
 
     Mounts that another fusecache serves already are taken over from it, without a failed read; a serve whose mounts
@@ -47,4 +54,4 @@ def serve(stay: bool, common: Common) -> None:
         else:
             click.echo(f"all {len(configuration.mounts)} mounts of {configuration.file} are ready")
 
-    daemon_serve.run(configuration, ready, stays=stay)
+    daemon_serve.run(configuration, ready, stays=stay, ready_file=ready_file)

@@ -24,6 +24,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -37,6 +38,7 @@ from fusecache.daemon import mountpoint
 from fusecache.daemon.control_client import call, mount_lock, socket_path
 from fusecache.daemon.mount_process import STOP_S, MountFailed, MountProcess
 from fusecache.daemon.own_folders import identity_of, prepare_folders
+from fusecache.daemon.ready_file import ReadyFile
 from fusecache.errors import FusecacheError, StateError, UsageError
 from fusecache.status_http import StatusServer
 
@@ -92,13 +94,16 @@ def plans(configuration: Configuration) -> list[tuple[str, MountPlan]]:
     return found
 
 
-def run(configuration: Configuration, ready: Callable[[], None], *, stays: bool = False) -> None:
+def run(
+    configuration: Configuration, ready: Callable[[], None], *, stays: bool = False, ready_file: Path | None = None
+) -> None:
     """Run all mounts until they have ended or a signal came. Blocks; `ready` is called when all serve reads.
-    `stays`: wait for the signal also when all were handed over.
+    `stays`: wait for the signal also when all were handed over. `ready_file` is there while all serve reads.
 
     Raises the error of the mount that failed first.
     """
     chosen = plans(configuration)
+    found = ReadyFile(ready_file)
     own = metrics.Metrics(show_unused=False)
     own.gauge("fusecache_build_info", version=fusecache.__version__).set(1)
     reports = _reports_of(configuration, own)
@@ -111,7 +116,7 @@ def run(configuration: Configuration, ready: Callable[[], None], *, stays: bool 
             mountpoint.make_missing(plan.mountpoint)
             takes_over |= mountpoint.prepare(plan.mountpoint)
     address = configuration.settings.metrics_address
-    _Group(chosen, address, ready, own, reports, takes_over=takes_over, stays=stays).run()
+    _Group(chosen, address, ready, own, reports, takes_over=takes_over, stays=stays, ready_file=found).run()
 
 
 def _reports_of(configuration: Configuration, own: metrics.Metrics) -> NodeReports | None:
@@ -136,6 +141,7 @@ class _Group:
         *,
         takes_over: bool,
         stays: bool,
+        ready_file: ReadyFile,
     ) -> None:
         """`own`: the metrics of this process, beside those of the mounts. `takes_over`: another process has some."""
         self._chosen = chosen
@@ -145,6 +151,7 @@ class _Group:
         self._reports = reports
         self._takes_over = takes_over
         self._stays = stays
+        self._ready_file = ready_file
         self._server: StatusServer | None = None
         self._waits_for_address = False
         self._handed_over: list[str] = []
@@ -174,6 +181,7 @@ class _Group:
             if self._attend() and self._handed_over:
                 self._make_way()
         finally:
+            self._ready_file.remove()
             if self._reports is not None:
                 # Before the mounts are waited for: no pod is to be sent here from now on.
                 self._reports.stop("the node's daemon ends")
@@ -210,6 +218,7 @@ class _Group:
     def _make_way(self) -> None:
         """All mounts have ended, and other processes have them: what this one still holds is theirs too."""
         log.info("handed_over", mounts=len(self._processes))
+        self._ready_file.remove()
         self._stop_listening()
         if self._reports is not None:
             self._reports.abandon()
@@ -254,6 +263,7 @@ class _Group:
                     self._ready.add(process.pid)
                     log.info("mount_ready", mountpoint=str(process.plan.mountpoint), pid=process.pid)
                     if len(self._ready) == len(self._processes):
+                        self._ready_file.make()
                         self._on_ready()
                 case _Failed(process, failure):
                     running -= 1
@@ -262,6 +272,7 @@ class _Group:
                         raise MountFailed(f"{failure} (mount {process.plan.mountpoint})", failure.exit_code)
                 case _Ended(process, how):
                     running -= 1
+                    self._ready_file.remove()
                     self._ready.discard(process.pid)
                     handed_over = process.exit_code == 0 and self._is_served_by_another(process)
                     if handed_over:
@@ -278,6 +289,7 @@ class _Group:
                 case _Signal(number):
                     log.info("stopping", signal=signal.Signals(number).name)
                     stopping = True
+                    self._ready_file.remove()
                     if self._reports is not None:
                         self._reports.end(f"the node's daemon ends ({signal.Signals(number).name})")
                     self._ask_to_end()

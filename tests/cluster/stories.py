@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.cluster import image
-from tests.cluster.api import JSON_PATCH, Object, Refused, pods
+from tests.cluster.api import JSON_PATCH, MERGE_PATCH, Object, Refused, pods
 from tests.cluster.installation import MOUNT, MOUNTS, NAMESPACE, TRAINING, Installation, training_pod
 from tests.cluster.world import World
 from tests.support.mounting import command
@@ -31,6 +31,7 @@ DEPLOYMENT = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/fusecache-contro
 DATASETS = {"imagenet": (40, 100_000), **{f"set-{number}": (3, 50_000 + number) for number in range(5)}}
 """Name -> (files, size of each in bytes). A data set is the folder of its name in what is served."""
 
+NODE_PODS = "?labelSelector=app.kubernetes.io%2Fname%3Dfusecache-node"
 DAEMON_SET = f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets/fusecache-node"
 
 
@@ -80,10 +81,28 @@ class Stories:
         """Whether the real node's mounts serve reads."""
         return bool(self.api.get(DAEMON_SET)["status"].get("numberReady", 0) == 1)
 
+    def node_pods(self) -> list[Object]:
+        """The DaemonSet's pods: one, and during a roll two."""
+        found: list[Object] = self.api.get(pods(NAMESPACE) + NODE_PODS)["items"]
+        return found
+
+    def roll(self, patch: Any, kind: str = MERGE_PATCH) -> str:
+        """Change the DaemonSet and wait until the new pod has replaced the old one; the new one's name."""
+        (old,) = self.node_pods()
+        self.api.patch(DAEMON_SET, patch, kind)
+
+        def replaced() -> str | None:
+            names = [pod["metadata"]["name"] for pod in self.node_pods()]
+            return names[0] if len(names) == 1 and names != [old["metadata"]["name"]] and self.node_is_ready() else None
+
+        name: str = self.wait(replaced, "a new pod of the node has replaced the old one")
+        return name
+
     def node_restarts(self) -> int:
         """How often the kubelet has started the container of the node's pod again."""
-        found = self.api.get(pods(NAMESPACE) + "?labelSelector=app.kubernetes.io%2Fname%3Dfusecache-node")["items"]
-        return sum(one["restartCount"] for pod in found for one in pod["status"].get("containerStatuses", []))
+        return sum(
+            one["restartCount"] for pod in self.node_pods() for one in pod["status"].get("containerStatuses", [])
+        )
 
     def scale_controller(self, replicas: int) -> None:
         """Ask for so many instances and wait until they are there, or gone."""

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import node
-from tests.cluster.api import JSON_PATCH, pods
-from tests.cluster.installation import MOUNT, MOUNTS, NAMESPACE
+from tests.cluster.api import JSON_PATCH
+from tests.cluster.installation import MOUNT, MOUNTS
 from tests.cluster.stories import DAEMON_SET, Stories
 from tests.support.process_tree import signal_all
 
@@ -24,17 +24,11 @@ THRESHOLD = "/spec/template/spec/containers/0/livenessProbe/failureThreshold"
 def quick_to_judge(stories: Stories) -> Iterator[None]:
     """A new pod of the node whose liveness probe fails twice instead of six times; the next one is as before."""
     before = stories.api.get(DAEMON_SET)["spec"]["template"]["spec"]["containers"][0]["livenessProbe"]
-    stories.api.patch(DAEMON_SET, [{"op": "replace", "path": THRESHOLD, "value": 2}], JSON_PATCH)
-    selected = f"{pods(NAMESPACE)}?labelSelector=app.kubernetes.io%2Fname%3Dfusecache-node"
-    (old,) = stories.api.get(selected)["items"]
-    stories.api.delete(pods(NAMESPACE, old["metadata"]["name"]))
-    stories.wait(lambda: not stories.api.exists(pods(NAMESPACE, old["metadata"]["name"])), "the old pod is gone")
-    stories.wait(stories.node_is_ready, "the new pod is ready")
+    stories.roll([{"op": "replace", "path": THRESHOLD, "value": 2}], JSON_PATCH)
     try:
         yield
     finally:
-        was = before["failureThreshold"]
-        stories.api.patch(DAEMON_SET, [{"op": "replace", "path": THRESHOLD, "value": was}], JSON_PATCH)
+        stories.roll([{"op": "replace", "path": THRESHOLD, "value": before["failureThreshold"]}], JSON_PATCH)
 
 
 def mount_process(stories: Stories) -> int:

@@ -83,7 +83,7 @@ CONTROLLER: Manifest = CONTROLLER_POD["containers"][0]
 
 def configuration(container: Manifest) -> Configuration:
     """As the program in the container reads it: its file, and its variables with what the API server fills in."""
-    (_, flag, path) = container["args"]
+    *_, flag, path = container["args"]
     assert flag == "--config"
     assert Path(path).parent == Path("/etc/fusecache")
     variables = {}
@@ -225,15 +225,22 @@ def test_bidirectional_propagation_is_asked_for_once() -> None:
     assert asking == [("base/DaemonSet/node", "mounts")]
 
 
-def test_probes_ask_over_http_and_never_run_a_program_that_could_touch_a_mount() -> None:
+def test_probes_never_touch_a_mount() -> None:
     probes = ("startupProbe", "livenessProbe", "readinessProbe")
-    asked = {probe: (NODE[probe]["httpGet"], CONTROLLER[probe]["httpGet"]) for probe in probes}
     # Whether a mount still starts is for /readyz to say, whether a loop hangs for /healthz.
-    assert asked == {
-        "startupProbe": ({"path": "/readyz", "port": "status"}, {"path": "/healthz", "port": "status"}),
-        "livenessProbe": ({"path": "/healthz", "port": "status"}, {"path": "/healthz", "port": "status"}),
-        "readinessProbe": ({"path": "/readyz", "port": "status"}, {"path": "/readyz", "port": "status"}),
+    assert {probe: CONTROLLER[probe]["httpGet"] for probe in probes} == {
+        "startupProbe": {"path": "/healthz", "port": "status"},
+        "livenessProbe": {"path": "/healthz", "port": "status"},
+        "readinessProbe": {"path": "/readyz", "port": "status"},
     }
+    # On the host's network the port belongs to the pod that has the mounts, which is not always the one that is asked.
+    ready = {"command": ["test", "-e", NODE["args"][NODE["args"].index("--ready-file") + 1]]}
+    assert NODE["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": 9464}
+    assert NODE["startupProbe"]["exec"] == NODE["readinessProbe"]["exec"] == ready
+    (folder,) = (mount for mount in NODE["volumeMounts"] if mount["name"] == "ready")
+    assert ready["command"][-1] == folder["mountPath"] + "/ready"
+    (volume,) = (volume for volume in NODE_POD["volumes"] if volume["name"] == "ready")
+    assert "emptyDir" in volume, "not another pod's"
     # A mount that does not answer must be what /healthz says, not what the kubelet gave up waiting for.
     for probe in probes:
         assert NODE[probe]["timeoutSeconds"] > serve.ASK_S
@@ -241,7 +248,14 @@ def test_probes_ask_over_http_and_never_run_a_program_that_could_touch_a_mount()
 
 def test_node_pod_has_time_to_end_its_mounts_before_it_is_killed() -> None:
     assert NODE_POD["terminationGracePeriodSeconds"] > mount_process.STOP_S + serve.ASK_S
-    assert only(BASE, "DaemonSet")["spec"]["updateStrategy"] == {"type": "OnDelete"}
+
+
+def test_node_pods_are_replaced_one_beside_the_other() -> None:
+    rolling = {"maxSurge": 1, "maxUnavailable": 0}
+    assert only(BASE, "DaemonSet")["spec"]["updateStrategy"] == {"type": "RollingUpdate", "rollingUpdate": rolling}
+    assert NODE_POD["hostNetwork"]
+    assert "ports" not in NODE, "each would be a port of the host, which the second pod could not have"
+    assert "--stay" in NODE["args"], "a container that ends is started again, and would take its mounts back"
 
 
 # --- names, ports, paths -----------------------------------------------------------------------------------------
@@ -282,9 +296,9 @@ def test_ports_agree() -> None:
         f"{service['metadata']['name']}.{service['metadata']['namespace']}.svc:{CONTROLLER_PORT}"
     )
     # The kubelet asks the pod's address, which on the host's network is the node's: not loopback.
-    (status,) = NODE["ports"]
-    assert node.settings.metrics_address == f"0.0.0.0:{status['containerPort']}"
-    assert status["containerPort"] != ports["status"], "both may run on one host's network"
+    status = NODE["livenessProbe"]["httpGet"]["port"]
+    assert node.settings.metrics_address == f"0.0.0.0:{status}"
+    assert status != ports["status"], "both may run on one host's network"
 
 
 def test_service_and_policies_select_the_pods_of_the_deployment() -> None:

@@ -41,10 +41,12 @@ class Serve:
                 point.mkdir()  # the other one is made by `serve`
             lines.append(f"  - {{source: {source}, mountpoint: {point}}}")
         (folder / "fusecache.yaml").write_text("\n".join(lines) + "\n")
+        self.ready_file = folder / "ready"
+        self.ready_file.touch()  # of a process before, which was killed
         self.errors = folder / "stderr"
         with self.errors.open("wb") as errors:
             self.process = subprocess.Popen(
-                [*command(), "serve", "--config", str(folder / "fusecache.yaml")],
+                [*command(), "serve", f"--ready-file={self.ready_file}", "--config", str(folder / "fusecache.yaml")],
                 env=environment(folder),
                 cwd=ROOT,
                 stdin=subprocess.DEVNULL,
@@ -100,12 +102,14 @@ def test_serve_all_mounts_read_and_one_address_tells_of_all(serve: Serve) -> Non
     assert status == 200
     for point in serve.points:
         assert f'fusecache_requests_total{{mount="{point}",op="read"}} ' in text
+    assert serve.ready_file.exists()
     # One is unmounted on purpose: the others go on, and readiness says so.
     assert fusecache("umount", serve.points[0], state=serve.folder).returncode == 0
     with contextlib.suppress(subprocess.TimeoutExpired):
         serve.process.wait(2)
     assert serve.process.poll() is None
     assert serve.get("/readyz") == (503, f"not ready: {serve.points[0]}\n")
+    assert not serve.ready_file.exists()
     assert (serve.points[1] / "photo.jpg").exists()
     serve.process.send_signal(signal.SIGTERM)
     assert serve.process.wait(60) == 0
@@ -150,6 +154,17 @@ def test_serve_signal_ends_a_stuck_mount_too(serve: Serve) -> None:
                 os.kill(member, signal.SIGCONT)
     assert not any(is_mounted(point) for point in serve.points)
     assert not Path(f"/proc/{stuck}").exists()
+
+
+def test_serve_ready_file_that_can_not_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "fusecache.yaml").write_text(f"mounts: [{{source: {tmp_path}, mountpoint: {tmp_path / 'mnt'}}}]\n")
+    refused = fusecache(
+        "serve", "--ready-file", tmp_path / "nowhere" / "ready", "--config", tmp_path / "fusecache.yaml", state=tmp_path
+    )
+    assert refused.returncode == 2
+    assert (
+        refused.stderr == f"fusecache: ready file '{tmp_path}/nowhere/ready' can't be made: No such file or directory\n"
+    )
 
 
 def test_serve_mount_that_can_not_start_ends_all(tmp_path: Path) -> None:
