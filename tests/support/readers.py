@@ -1,4 +1,4 @@
-"""Reader processes under load: every byte held against the content, every call timed, every error kept.
+"""Reader processes under load: every byte held against the content, every system call timed, every error kept.
 
 `Load(shown, source, names)` starts processes that read the named files of `shown` in several ways by chance (whole,
 pieces, past the page cache, mapped, attributes and listings) and compare with the same piece of `source`, which is no
@@ -26,13 +26,15 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 STOP_S = 60.0
 """A reader may be inside a call that waits for its budget."""
 
+_T = TypeVar("_T")
+
 SLOW_S = 0.02
-"""Calls that took longer are kept one by one, with the time of their start."""
+"""System calls that took longer are kept one by one, with the time of their start."""
 
 KEPT = 50
 """Errors and differences that are kept; all are counted."""
@@ -45,7 +47,7 @@ WAYS = ("whole", "piece", "piece", "direct", "mapped", "stat", "listing")
 
 
 class Slow(NamedTuple):
-    """A call that took long."""
+    """A system call that took long."""
 
     started_s: float
     """Monotonic clock of the machine."""
@@ -56,12 +58,12 @@ class Report(NamedTuple):
     """What all readers found."""
 
     calls: list[int]
-    """By reader."""
+    """By reader: a file read whole or in some pieces, a stat, a listing."""
     read_bytes: int
     errors: list[str]
     wrong: list[str]
     longest_s: list[float]
-    """By reader."""
+    """By reader, of one system call."""
     slow: list[Slow]
 
     def describe(self) -> str:
@@ -199,17 +201,23 @@ class _Reader:
         found = self.found
         while not self._board[0]:
             way, name = self._rng.choice(self._ways), self._rng.choice(self._names)
-            started_s = time.monotonic()
             try:
                 actions[way](name)
             except OSError as failure:
                 self._keep("errors", f"{way} of {name}: {failure}")
-            took_s = time.monotonic() - started_s
-            found["longest_s"] = max(found["longest_s"], took_s)
-            if took_s > SLOW_S:
-                found["slow"].append((started_s, took_s))
             found["calls"] += 1
             _CELL.pack_into(self._board, self._cell, found["calls"], found["bytes"])
+
+    def _timed(self, call: Callable[..., _T], *arguments: Any) -> _T:
+        """One system call (of a mapping: one access)."""
+        started_s = time.monotonic()
+        try:
+            return call(*arguments)
+        finally:
+            took_s = time.monotonic() - started_s
+            self.found["longest_s"] = max(self.found["longest_s"], took_s)
+            if took_s > SLOW_S:
+                self.found["slow"].append((started_s, took_s))
 
     def _keep(self, kind: str, text: str) -> None:
         kept = self.found[kind]
@@ -223,7 +231,7 @@ class _Reader:
             self._keep("wrong", f"{way} of {name} at {offset}, {size} bytes: {what}")
 
     def _open(self, name: str, *, flags: int = 0, forget: bool = False) -> int:
-        descriptor = os.open(os.path.join(self._shown, name), os.O_RDONLY | flags)
+        descriptor = self._timed(os.open, os.path.join(self._shown, name), os.O_RDONLY | flags)
         if forget:
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         return descriptor
@@ -233,7 +241,7 @@ class _Reader:
         try:
             size = self._sizes[name]
             pieces = []
-            while piece := os.read(descriptor, 1 << 20):
+            while piece := self._timed(os.read, descriptor, 1 << 20):
                 pieces.append(piece)
             self._check(name, 0, size + 1, b"".join(pieces), "whole")
         finally:
@@ -246,7 +254,7 @@ class _Reader:
             for _ in range(4):
                 offset = self._rng.randrange(self._sizes[name] + 1)
                 size = self._rng.choice((1, 4096, 16384, 131072))
-                self._check(name, offset, size, os.pread(descriptor, size, offset), "piece")
+                self._check(name, offset, size, self._timed(os.pread, descriptor, size, offset), "piece")
         finally:
             os.close(descriptor)
 
@@ -254,7 +262,7 @@ class _Reader:
         descriptor = self._open(name, flags=os.O_DIRECT)
         try:
             offset = self._rng.randrange(self._sizes[name] + 1) // 4096 * 4096
-            got = os.preadv(descriptor, [self._buffer], offset)
+            got = self._timed(os.preadv, descriptor, [self._buffer], offset)
             self._check(name, offset, len(self._buffer), self._buffer[:got], "direct")
         finally:
             os.close(descriptor)
@@ -268,18 +276,19 @@ class _Reader:
             with mmap.mmap(descriptor, size, prot=mmap.PROT_READ) as mapped:
                 for _ in range(4):
                     offset = self._rng.randrange(size)
-                    self._check(name, offset, 5000, mapped[offset : offset + 5000], "mapped")
+                    got = self._timed(mapped.__getitem__, slice(offset, offset + 5000))
+                    self._check(name, offset, 5000, got, "mapped")
         finally:
             os.close(descriptor)
 
     def _stat(self, name: str) -> None:
-        if os.stat(os.path.join(self._shown, name)).st_size != self._sizes[name]:
+        if self._timed(os.stat, os.path.join(self._shown, name)).st_size != self._sizes[name]:
             self._keep("wrong", f"size of {name}")
 
     def _listing(self, name: str) -> None:
         folder = os.path.dirname(name)
         expected = sorted(os.listdir(os.path.join(self._source, folder)))
-        if sorted(os.listdir(os.path.join(self._shown, folder))) != expected:
+        if sorted(self._timed(os.listdir, os.path.join(self._shown, folder))) != expected:
             self._keep("wrong", f"listing of {folder!r}")
 
 
