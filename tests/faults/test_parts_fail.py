@@ -35,7 +35,7 @@ pytestmark = [
 ]
 
 OBEDIENT = Path(__file__).parents[1] / "support/obedient_parts"
-SILENT_S = 2
+SILENT_S = 3
 NAMES = [f"f{number}" for number in range(20)]
 READ_BYTES = 64 << 10
 CONTENT = os.urandom(3 * READ_BYTES)

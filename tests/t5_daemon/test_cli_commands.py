@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -54,6 +55,20 @@ def test_status_of_one_mount(mount: Mount, folder: Path) -> None:
     text = fusecache("status", mount.mountpoint, state=folder).stdout
     assert "ready" in text
     assert str(mount.pid) in text
+
+
+@needs_fuse
+def test_status_tells_restarts_uptime_and_what_was_given_again(mount: Mount, folder: Path) -> None:
+    state = as_json(fusecache("status", mount.mountpoint, "--json", state=folder))
+    if not state.get("parts"):
+        pytest.skip("one process alone serves in classic mode")
+    assert all({"restarts", "uptime_s", "pid"} <= part.keys() for part in state["parts"])
+    assert {"redelivered", "given_twice", "poisoned", "interrupted"} <= state["gate"].keys()
+    text = fusecache("status", mount.mountpoint, state=folder).stdout
+    for part in state["parts"]:
+        (row,) = [line for line in text.splitlines() if line.startswith(f"{part['name']} ")]
+        assert " s" in row
+    assert re.search(r"given again +\d+ \(worker died\), \d+ \(worker blocked\); \d+ given up, \d+ interrupted", text)
 
 
 @needs_fuse
