@@ -23,10 +23,11 @@ test-modes: ## the tests of mounts in every other open mode, and with features m
 	@$(PYTHON) -m pytest --numprocesses 2 --dist loadgroup --open-modes classic,passthrough,as-5.14,as-6.6 tests/t4_mount
 
 MINUTES := 20
-soak: ## 200 kills of workers, agent and gate under eight readers in each open mode with a gate (MINUTES=20), 50 restarts
+soak: ## 200 kills of workers, agent and gate under eight readers in each open mode with a gate (MINUTES=20), 50 restarts, 20 upgrades
 	@.ci/prepare
 	@$(PYTHON) -m tests.soak --minutes $(MINUTES)
 	@$(PYTHON) -m tests.soak --restarts 50
+	@$(PYTHON) -m tests.soak --upgrades 20 --kernel-features=-resend
 
 check: ## format, lint, types, layers, generated protocol
 	@.ci/prepare

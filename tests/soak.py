@@ -2,6 +2,7 @@
 
     python -m tests.soak --minutes 20
     python -m tests.soak --kills 50 --minutes 3 --open-mode passthrough --part gate
+    python -m tests.soak --upgrades 20
 
 mounts a folder, lets eight processes read and check it (whole, pieces, O_DIRECT, mapped, attributes, listings), kills
 workers, agent and gate by chance, and prints what the readers saw: errors, wrong bytes, and for each kill the longest
@@ -23,10 +24,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.support.kills import HEALTHY_S, PARTS, Killed, distribution, kill_parts, pauses, runs
+from tests.support.kills import CALLS_BETWEEN, HEALTHY_S, PARTS, Killed, distribution, kill_parts, pauses, runs
 from tests.support.mounting import command
 from tests.support.process_tree import descendants
 from tests.support.readers import Load, Report
+from tests.support.upgrades import Upgrades
 from tests.t4_mount.board import Board, Place
 from tests.t4_mount.live_mount import eventually
 from tests.t4_mount.modes import MODES, OpenMode
@@ -135,10 +137,46 @@ def restart(folder: Path, times: int) -> bool:
     return set(counts) == {1}
 
 
+def upgrade(mode: OpenMode, folder: Path, *, times: int, readers: int, features: str, seed: int) -> bool:
+    """Take the mount over so many times while others read; True when nobody saw an error or another byte."""
+    rng = random.Random(seed)
+    # On another file system than the state: block files are then copies, which the kernel may read itself.
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="fusecache-soak-") as content:
+        source = Path(content)
+        names = [f"f{number}-{size}" for number in range(FILES_OF_EACH) for size in SIZES]
+        for name in names:
+            (source / name).write_bytes(rng.randbytes(int(name.partition("-")[2])))
+        masked = (f"--kernel-features={features}",) if features else ()
+        flags = ("--log-level", "error", *mode.flags, *masked)
+        with Upgrades(content, folder, *flags) as mount:
+            mount.start()
+            done = []
+            with Load(mount.mountpoint, source, names, processes=readers, seed=seed) as load:
+                for _ in range(times):
+                    load.wait_for_calls(CALLS_BETWEEN)
+                    at_s = time.monotonic()
+                    mount.start()
+                    done.append(Killed("mount", mount.pids[0], at_s, time.monotonic() - at_s))
+                load.wait_for_calls(CALLS_BETWEEN)
+                report = load.stop()
+            mount.end()
+    print(f"{mode.name}, features {features or 'all'}, seed {seed}: {times} upgrades, {readers} readers")
+    print(f"  {report.describe()}")
+    print(f"  an upgrade took:            {distribution([killed.back_s for killed in done])}")
+    print(f"  longest call at an upgrade: {distribution(pauses(report, done))}")
+    for text in [*report.errors, *report.wrong][:SHOWN_ERRORS]:
+        print(f"  {text}")
+    right = not report.errors and not report.wrong and all(report.calls)
+    print("  nobody saw anything but pauses" if right else "  FAILED", flush=True)
+    return right
+
+
 def main() -> int:
     """See the module."""
     modes = [name for name in MODES if name != "classic"]
-    parser = argparse.ArgumentParser(prog="python -m tests.soak", description="Kill a mount's parts while others read.")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.soak", description="Kill or replace parts while others read."
+    )
     parser.add_argument("--minutes", type=float, default=20.0, help="for all modes together (default 20)")
     parser.add_argument("--kills", type=int, default=200, help="in each mode (default 200)")
     parser.add_argument("--open-mode", choices=modes, action="append", help="default: no-open and passthrough")
@@ -147,6 +185,7 @@ def main() -> int:
     parser.add_argument("--readers", type=int, default=8, help="reader processes (default 8)")
     parser.add_argument("--seed", type=int, default=1, help="of contents, moments and victims (default 1)")
     parser.add_argument("--restarts", type=int, default=0, help="instead: kill and start the whole mount so often")
+    parser.add_argument("--upgrades", type=int, default=0, help="instead: take the mount over so often, in each mode")
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="fusecache-soak-") as folder:
         if chosen.restarts:
@@ -156,6 +195,16 @@ def main() -> int:
         for name in names:
             own = Path(folder, name)
             own.mkdir()
+            if chosen.upgrades:
+                right &= upgrade(
+                    MODES[name],
+                    own,
+                    times=chosen.upgrades,
+                    readers=chosen.readers,
+                    features=chosen.kernel_features,
+                    seed=chosen.seed,
+                )
+                continue
             right &= soak(
                 MODES[name],
                 own,
