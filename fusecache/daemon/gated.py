@@ -25,14 +25,13 @@ from typing import NoReturn
 import structlog
 
 from fusecache.config.settings import MountPlan
-from fusecache.daemon import process_ids
+from fusecache.daemon import process_ids, takeover
 from fusecache.daemon.control_client import mount_lock, socket_path
 from fusecache.daemon.embedded_child import EmbeddedChild, restart_argv, served_by
 from fusecache.daemon.mount_process import python_path
 from fusecache.daemon.mountpoint import may_allow_other, resolve
 from fusecache.daemon.own_folders import agent_folder, hand_over
 from fusecache.daemon.ready_pipe import ReadyPipe
-from fusecache.daemon.takeover import TakenOver, prepare_folder
 from fusecache.fs.ownership import NOBODY
 from fusecache.kernel.control_listener import short_address
 from fusecache.kernel.features import Decision, Features, decide_open_mode, parse_mask
@@ -64,12 +63,12 @@ def become_supervisor(
     *,
     ready: ReadyPipe,
     announcement: str,
-    taken: TakenOver | None = None,
+    takes_over: bool,
 ) -> NoReturn:
     """Replace this process by the supervisor of `plan`. Raises FusecacheError when the embedded server fails, or
     workers can't be `identity` (None = who this process is).
 
-    `ready` is told, and `announcement` printed, once reads work. `taken`: the mount that is there already.
+    `ready` is told, and `announcement` printed, once reads work. `takes_over`: a mount of ours is there already.
     """
     settings = plan.settings
     control = socket_path(settings.runtime_dir, plan.mountpoint)
@@ -77,7 +76,11 @@ def become_supervisor(
         hand_over(plan, identity, control)
     ready_fd = ready.keep_over_exec()
     process_ids.spread()
-    takeover_path = prepare_folder(settings.runtime_dir, plan.mountpoint)
+    takeover_path = takeover.prepare_folder(settings.runtime_dir, plan.mountpoint)
+    # Nothing that can be known to fail comes after this: while this process gets ready, the other has no agent.
+    taken = takeover.take(plan) if takes_over else None
+    if taken is not None:
+        decision = taken.decision()
     embedded = None
     embedded_argv: tuple[str, ...] = ()
     if plan.folder is not None:

@@ -11,32 +11,21 @@ import pickle
 import resource
 import signal
 import sys
-import time
 import traceback
 from collections.abc import Sequence
-
-import structlog
 
 from fusecache import logs
 from fusecache.config.settings import MountPlan
 from fusecache.daemon import gated, mountpoint, takeover
-from fusecache.daemon.control_client import mount_lock
 from fusecache.daemon.own_folders import identity_of, prepare_folders
 from fusecache.daemon.ready_pipe import ReadyPipe
-from fusecache.daemon.takeover import TakenOver
 from fusecache.errors import FusecacheError, UsageError, told
-
-log = structlog.get_logger(__name__)
 
 UNEXPECTED = 70
 """EX_SOFTWARE: exit code of a bug."""
 
 OTHER_DESCRIPTORS = 1024
 """Descriptors kept for connections, databases and control sockets beside the open block files."""
-
-OLD_SIDE_TRIES = 3
-OLD_SIDE_END_S = 2.0
-"""A killed supervisor's mount is dead within this time."""
 
 _PR_SET_PDEATHSIG = 1
 
@@ -51,16 +40,13 @@ def run_mount(plan: MountPlan, ready: ReadyPipe, announcement: str = "") -> None
     identity = identity_of(settings)
     mountpoint.check_device()
     prepare_folders(settings)
-    is_taken = _look(plan)
+    is_taken = takeover.look(plan)
     logs.configure(settings.log_level, settings.log_format)
     if settings.open_mode != "classic":
         features, decision = gated.choose(plan)
         if decision.open_mode != "classic":
-            taken = _take_over(plan) if is_taken else None
-            if taken is not None:
-                decision = taken.decision()
             gated.become_supervisor(
-                plan, features, decision, identity, ready=ready, announcement=announcement, taken=taken
+                plan, features, decision, identity, ready=ready, announcement=announcement, takes_over=is_taken
             )
         if identity is not None:
             raise UsageError(f"run_as_user {identity.uid}: impossible here, where one process does all: {decision.why}")
@@ -75,25 +61,6 @@ def run_mount(plan: MountPlan, ready: ReadyPipe, announcement: str = "") -> None
         ready.ready()
 
     classic.run(plan, ready=announce)
-
-
-def _look(plan: MountPlan) -> bool:
-    """Whether a mount of ours is there and answers; otherwise the place is free then."""
-    with mountpoint.claim(mount_lock(plan.settings.runtime_dir, plan.mountpoint)):
-        return mountpoint.prepare(plan.mountpoint)
-
-
-def _take_over(plan: MountPlan) -> TakenOver | None:
-    """The mount that is there; None when its process ended meanwhile, so that there is none any more."""
-    for _ in range(OLD_SIDE_TRIES):
-        try:
-            return takeover.ask(plan)
-        except takeover.OldSideGone as gone:
-            log.warning("the mount can't be taken over, and is replaced when it is dead", why=str(gone))
-            time.sleep(OLD_SIDE_END_S)
-            if not _look(plan):
-                return None
-    raise mountpoint.occupied(plan.mountpoint)
 
 
 def raise_open_files(blocks: int) -> None:

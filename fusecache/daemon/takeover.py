@@ -10,6 +10,7 @@ instead, the other one takes the mount back.
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +18,8 @@ import structlog
 
 import fusecache
 from fusecache.config.settings import MountPlan
-from fusecache.daemon.control_client import socket_path
+from fusecache.daemon import mountpoint
+from fusecache.daemon.control_client import mount_lock, socket_path
 from fusecache.errors import FusecacheError, MountError
 from fusecache.kernel.features import Decision
 from fusecache.kernel.takeover_messages import (
@@ -36,6 +38,10 @@ from fusecache.kernel.takeover_states import YIELDING_S
 from fusecache.private_folder import prepare_private_folder
 
 log = structlog.get_logger(__name__)
+
+TRIES: Final = 3
+OLD_SIDE_END_S: Final = 2.0
+"""A killed supervisor's mount is dead within this time (SEMANTICS.md S36)."""
 
 HELLO_S: Final = 10.0
 """For the answer to hello: the supervisor does nothing that waits."""
@@ -72,16 +78,35 @@ class TakenOver:
         }
 
 
-def takeover_socket(runtime_dir: Path, mountpoint: Path) -> Path:
-    """Where the process that serves `mountpoint` can be asked for it."""
-    return socket_path(runtime_dir, mountpoint).parent / "takeover" / "takeover.sock"
+def takeover_socket(runtime_dir: Path, place: Path) -> Path:
+    """Where the process that serves the mount point `place` can be asked for it."""
+    return socket_path(runtime_dir, place).parent / "takeover" / "takeover.sock"
 
 
-def prepare_folder(runtime_dir: Path, mountpoint: Path) -> Path:
+def prepare_folder(runtime_dir: Path, place: Path) -> Path:
     """The path of the socket, with its folder made or checked. StateError."""
-    path = takeover_socket(runtime_dir, mountpoint)
+    path = takeover_socket(runtime_dir, place)
     prepare_private_folder(path.parent)
     return path
+
+
+def look(plan: MountPlan) -> bool:
+    """Whether a mount of ours is there and answers; otherwise the place is free then. MountError: it can't be used."""
+    with mountpoint.claim(mount_lock(plan.settings.runtime_dir, plan.mountpoint)):
+        return mountpoint.prepare(plan.mountpoint)
+
+
+def take(plan: MountPlan) -> TakenOver | None:
+    """The mount that is there; None when its process ended meanwhile, so that there is none any more. As `ask`."""
+    for _ in range(TRIES):
+        try:
+            return ask(plan)
+        except OldSideGone as gone:
+            log.warning("the mount can't be taken over, and is replaced when it is dead", why=str(gone))
+            time.sleep(OLD_SIDE_END_S)
+            if not look(plan):
+                return None
+    raise mountpoint.occupied(plan.mountpoint)
 
 
 def ask(plan: MountPlan) -> TakenOver:
@@ -92,7 +117,7 @@ def ask(plan: MountPlan) -> TakenOver:
     path = takeover_socket(plan.settings.runtime_dir, plan.mountpoint)
     place = str(plan.mountpoint)
     advice = f"run `fusecache umount {place}` first"
-    if not path.exists():
+    if not os.path.exists(path):
         raise MountError(
             f"mount point {place!r} has a fusecache mount already, which can't be taken over: it is of open_mode "
             f"classic, or was started with another --runtime-dir than {str(plan.settings.runtime_dir)!r}; {advice}"

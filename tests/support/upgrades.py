@@ -42,13 +42,13 @@ class Upgrades:
         self.took_s: list[float] = []
         """From the command to its word that reads work."""
 
-    def start(self) -> None:
-        """The first mount, or an upgrade of it; ends with the old side gone."""
+    def start(self, *flags: str) -> None:
+        """The first mount, or an upgrade of it, with more flags; ends with the old side gone."""
         before = self.pids
         began_s = time.monotonic()
         done = subprocess.run(
             [
-                *(*command(), "mount", "--daemon", "--log-file", str(self.log), *self._flags),
+                *(*command(), "mount", "--daemon", "--log-file", str(self.log), *self._flags, *flags),
                 *(self.source, str(self.mountpoint)),
             ],
             env=environment(self._folder),

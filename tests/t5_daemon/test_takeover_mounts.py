@@ -22,6 +22,7 @@ from fusecache.kernel import probe
 from tests.support.command import ROOT, environment, error_line, fusecache
 from tests.support.mounting import command, is_mounted, needs_fuse
 from tests.support.process_tree import descendants
+from tests.support.reachable import STRANGER, needs_root
 from tests.support.readers import Load
 from tests.support.supervised import runs, until
 from tests.support.upgrades import Upgrades
@@ -33,6 +34,7 @@ pytestmark = [
     pytest.mark.skipif(not FEATURES.usable("mount"), reason=f"no mount(2) here: {FEATURES['mount'].why}"),
 ]
 
+CONTENT = bytes(range(256)) * 1024
 SIZES = (0, 1, 4096, 70_000, 300_000, 3_000_000)
 START_S = 90
 
@@ -95,15 +97,31 @@ def test_settings_of_the_connection_are_inherited_and_that_is_said(
     expected_logs("bound to the kernel's connection", count=1)  # more of a kind within 10 s are only counted
     with Upgrades(str(source), tmp_path, "--open-mode", "no-open") as mount:
         mount.start()
-        other = Upgrades(str(source), tmp_path, "--open-mode", "passthrough", "--max-read-bytes", "128KiB")
-        other.pids = mount.pids
-        other.start()
-        mount.pids = other.pids
+        mount.start("--open-mode", "passthrough", "--max-read-bytes", "128KiB")
         status = fusecache("status", mount.mountpoint, "--json", state=tmp_path).stdout
         assert '"open_mode": "no-open"' in status
         assert '"max_read_bytes": 1048576' in status
         assert (mount.mountpoint / "f70000").read_bytes() == (source / "f70000").read_bytes()
         mount.end()
+
+
+@needs_root
+@pytest.mark.usefixtures("python_for_all")
+def test_an_upgrade_can_change_who_workers_and_agent_are(reachable: Path) -> None:
+    """As a node that gets `run_as_user` by its next version, and goes back."""
+    folder = reachable / "source"
+    folder.mkdir()
+    (folder / "file").write_bytes(CONTENT)
+    users = []
+    with Upgrades(str(folder), reachable) as mount:
+        for flags in ((), ("--run-as-user", str(STRANGER)), ()):
+            mount.start(*flags)
+            with (mount.mountpoint / "file").open("rb", buffering=0) as file:
+                assert os.pread(file.fileno(), len(CONTENT) + 1, 0) == CONTENT
+            workers = [pid for pid in mount.pids if Path(f"/proc/{pid}/comm").read_text().startswith("fc-worker")]
+            users.append({Path(f"/proc/{pid}").stat().st_uid for pid in workers})
+        mount.end()
+    assert users == [{0}, {STRANGER}, {0}]
 
 
 class Served:
