@@ -13,8 +13,8 @@ from tests.cluster.stories import Stories, sums_of
 
 pytestmark = pytest.mark.timeout(900)
 
-ROLLS = int(os.environ.get("FUSECACHE_ROLLS", "3"))
-"""More of them, for a longer look: FUSECACHE_ROLLS=10 make test-cluster."""
+ROLLS = int(os.environ.get("TEST_CLUSTER_ROLLS", "3"))
+"""More of them, for a longer look: TEST_CLUSTER_ROLLS=10 make test-cluster."""
 
 FOLDER = f"/mnt/fusecache/{MOUNT}/imagenet"
 
