@@ -23,7 +23,7 @@ FIRST_ANSWER_S = 30.0
 
 def default_log_file(plan: MountPlan) -> Path:
     """In a folder of the state folder, which is made; one per mount point. StateError when others may write there."""
-    prepare_folders(plan.settings)
+    prepare_folders(plan)
     folder = plan.settings.state_dir / "logs"
     prepare_private_folder(folder)
     return folder / f"{hashlib.sha256(os.fsencode(plan.mountpoint)).hexdigest()[:16]}.log"

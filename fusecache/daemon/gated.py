@@ -30,7 +30,7 @@ from fusecache.daemon.control_client import mount_lock, socket_path
 from fusecache.daemon.embedded_child import EmbeddedChild, restart_argv, served_by
 from fusecache.daemon.mount_process import python_path
 from fusecache.daemon.mountpoint import may_allow_other, resolve
-from fusecache.daemon.own_folders import agent_folder, hand_over
+from fusecache.daemon.own_folders import agent_folder, bring_metadata, hand_over
 from fusecache.daemon.ready_pipe import ReadyPipe
 from fusecache.fs.ownership import NOBODY
 from fusecache.kernel.control_listener import short_address
@@ -81,6 +81,8 @@ def become_supervisor(
     taken = takeover.take(plan) if takes_over else None
     if taken is not None:
         decision = taken.decision()
+    if identity is not None:
+        bring_metadata(settings, identity)
     embedded = None
     embedded_argv: tuple[str, ...] = ()
     if plan.folder is not None:

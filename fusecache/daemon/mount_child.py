@@ -39,7 +39,7 @@ def run_mount(plan: MountPlan, ready: ReadyPipe, announcement: str = "") -> None
     settings = plan.settings
     identity = identity_of(settings)
     mountpoint.check_device()
-    prepare_folders(settings)
+    prepare_folders(plan)
     is_taken = takeover.look(plan)
     logs.configure(settings.log_level, settings.log_format)
     if settings.open_mode != "classic":

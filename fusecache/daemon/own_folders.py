@@ -9,11 +9,15 @@
 
 What workers and agent write is theirs, in a folder that has their number in its name: a changed `run_as_user` finds its
 own folder again or makes one, nothing that exists changes hands, and an earlier version of fusecache finds its own.
+Root's metadata are copied into a new one: by them the files are known that somebody has open while a mount is taken
+over. Never the other way: root does not read what a user without rights wrote.
+
 Everything else stays the mounter's, so that they can't replace it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import sys
@@ -21,11 +25,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import structlog
+
 import fusecache
 from fusecache.config.settings import MountPlan, Settings
+from fusecache.daemon.control_client import socket_path
 from fusecache.errors import StateError, UsageError
 from fusecache.kernel.privileges import Identity, check_can_give_up, give_up
 from fusecache.private_folder import make_for, prepare_shared_folder
+
+log = structlog.get_logger(__name__)
 
 _CANT_BECOME: Final = 255
 """Exit code of a child that can't become the other user; smaller ones count what it can't reach."""
@@ -67,10 +76,12 @@ def agent_folder(control_socket: Path, settings: Settings) -> Path:
     return control_socket.with_name(_of_user("private", settings.run_as_user))
 
 
-def prepare_folders(settings: Settings) -> None:
+def prepare_folders(plan: MountPlan) -> None:
     """Make or check what everything else lies in. StateError: a symbolic link, somebody else's, writable by others."""
+    settings = plan.settings
     prepare_shared_folder(settings.state_dir, entered_by_others=settings.run_as_user is not None)
     prepare_shared_folder(settings.runtime_dir)
+    prepare_shared_folder(socket_path(settings.runtime_dir, plan.mountpoint).parent)
 
 
 def hand_over(plan: MountPlan, identity: Identity, control_socket: Path) -> None:
@@ -80,7 +91,6 @@ def hand_over(plan: MountPlan, identity: Identity, control_socket: Path) -> None
     """
     folders = (metadata_folder(plan.settings), agent_folder(control_socket, plan.settings))
     for folder in folders:
-        prepare_shared_folder(folder.parent)
         make_for(folder, *identity)
     needed = [_Needed("folder", folder, os.R_OK | os.W_OK | os.X_OK) for folder in folders]
     needed.append(_Needed("program", Path(sys.executable), os.X_OK))
@@ -92,6 +102,34 @@ def hand_over(plan: MountPlan, identity: Identity, control_socket: Path) -> None
             if file is not None:
                 needed.append(_Needed("TLS file", file, os.R_OK))
     _check_reached(identity, needed)
+
+
+def bring_metadata(settings: Settings, identity: Identity) -> None:
+    """Copy root's metadata for `identity`, who has none yet. By root, after `hand_over`. Never fails: it says so."""
+    from fusecache.cache.store_copy import copy_store  # LMDB, which most starts need not load here
+    from fusecache.cache.tables import FILE_NAME
+
+    source, target = metadata_folder(settings.model_copy(update={"run_as_user": None})), metadata_folder(settings)
+    part = f".{FILE_NAME}.{os.getpid()}"
+    folder = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if os.listdir(folder) or not source.is_dir() or source.lstat().st_uid != os.geteuid():
+            return
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(part, flags, 0o600, dir_fd=folder)
+        try:
+            if copy_store(source, descriptor, map_bytes=settings.metadata_map_bytes):
+                os.fchown(descriptor, *identity)
+                os.rename(part, FILE_NAME, src_dir_fd=folder, dst_dir_fd=folder)
+                log.info("metadata copied", of=str(source), to=str(target))
+        finally:
+            os.close(descriptor)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(part, dir_fd=folder)
+    except (OSError, StateError) as failure:
+        log.warning("metadata not copied: they are listed anew", of=str(source), to=str(target), error=str(failure))
+    finally:
+        os.close(folder)
 
 
 def _of_user(name: str, uid: int | None) -> str:

@@ -111,7 +111,7 @@ def run(
     takes_over = False
     for _, plan in chosen:
         identity_of(plan.settings)
-        prepare_folders(plan.settings)
+        prepare_folders(plan)
         with mountpoint.claim(mount_lock(plan.settings.runtime_dir, plan.mountpoint)):
             mountpoint.make_missing(plan.mountpoint)
             takes_over |= mountpoint.prepare(plan.mountpoint)

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from fusecache.daemon.control_client import socket_path
 from fusecache.kernel.probe import probe
 from tests.support.command import error_line, fusecache
 from tests.support.mounting import needs_fuse
@@ -158,6 +159,11 @@ def open_to_all(folder: Path) -> None:
         ("state/metadata", strangers, f"belongs to uid {STRANGER}", ()),
         ("run", link_to_ours, "is a symbolic link", ()),
         ("run", strangers, f"belongs to uid {STRANGER}", ()),
+        ("{sockets}", link_to_ours, "is a symbolic link", ()),
+        ("{sockets}", strangers, f"belongs to uid {STRANGER}", ()),
+        ("{sockets}/takeover", link_to_ours, "is a symbolic link", ()),
+        ("{sockets}/takeover", strangers, f"belongs to uid {STRANGER}", ()),
+        ("{sockets}/takeover", open_to_all, "has mode 0777", ()),
     ],
 )
 def test_f18_folders_that_lie_ready_stop_the_start_with_one_line(
@@ -166,8 +172,8 @@ def test_f18_folders_that_lie_ready_stop_the_start_with_one_line(
     """S39: exit code 4, nothing mounted, nothing put into the folder; a daemon does not even write its log there."""
     (tmp_path / "source").mkdir()
     (tmp_path / "mnt").mkdir()
-    place = tmp_path / folder
-    place.parent.mkdir(exist_ok=True)
+    place = tmp_path / folder.format(sockets=socket_path(tmp_path / "run", tmp_path / "mnt").parent)
+    place.parent.mkdir(parents=True, exist_ok=True)
     make(place)
     done = fusecache("mount", *flags, tmp_path / "source", tmp_path / "mnt", state=tmp_path)
     line = error_line(done, 4)

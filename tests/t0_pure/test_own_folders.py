@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fusecache.config.settings import Settings
+from fusecache.config.settings import MountPlan, Settings
 from fusecache.daemon.machine_checks import check_parts
 from fusecache.daemon.own_folders import agent_folder, identity_of, metadata_folder, prepare_folders
 from fusecache.errors import StateError, UsageError
@@ -75,6 +75,10 @@ def writable_by_the_group(folder: Path) -> None:
     folder.chmod(0o775)
 
 
+def plan_with(settings: Settings, mountpoint: Path) -> MountPlan:
+    return MountPlan(cluster=None, folder=mountpoint, path=b"/", mountpoint=mountpoint, settings=settings)
+
+
 @pytest.mark.parametrize("setting", ["state_dir", "runtime_dir"])
 @pytest.mark.parametrize(
     ("make", "why"),
@@ -95,7 +99,7 @@ def test_f18_a_folder_that_somebody_else_may_have_a_hand_in_is_refused(
     make(folder)
     chosen = {"state_dir": tmp_path / "s", "runtime_dir": tmp_path / "r", setting: folder}
     with pytest.raises(StateError) as failure:
-        prepare_folders(Settings.model_validate(chosen))
+        prepare_folders(plan_with(Settings.model_validate(chosen), tmp_path / "mnt"))
     assert str(folder) in str(failure.value)
     assert why in str(failure.value)
     assert "\n" not in str(failure.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import subprocess
@@ -16,6 +17,8 @@ from tests.support.command import error_line, fusecache
 from tests.support.kills import kill
 from tests.support.mounting import needs_fuse
 from tests.support.reachable import STRANGER, as_user, needs_root, reachable_folder, run_by_python_for_all
+from tests.support.readers import Load
+from tests.support.upgrades import Upgrades
 from tests.t4_mount.board import MEMORY
 from tests.t4_mount.live_mount import EmbeddedProcess, LiveMount, eventually, live_mount
 
@@ -197,6 +200,29 @@ def test_another_user_at_the_next_start_is_no_obstacle(source: Path, reachable: 
             assert (mount.root / "f1").read_bytes() == CONTENT[1:]
     folders = {path.name: path.stat().st_uid for path in (base / "state").glob("metadata*")}
     assert folders == {"metadata" if user is None else f"metadata-{user}": user or 0 for user in users}
+
+
+def test_an_upgrade_takes_rights_away_while_files_are_read(
+    source: Path, reachable: Path, expected_logs: Callable[..., None]
+) -> None:
+    """S38, S42: the way from a node whose workers are root to one whose are not, and back."""
+    # The embedded server of a folder is away while its mount changes hands.
+    expected_logs("block worker failed|master does not answer|block worker list not refreshed", optional=True)
+    names = sorted(os.listdir(source))
+    with Upgrades(str(source), reachable) as mount:
+        mount.start()
+        with Load(mount.mountpoint, source, names, processes=2) as load:
+            for flags, user in ((RUN_AS, USER), ((), 0)):
+                load.wait_for_calls(50)
+                mount.start(*flags)
+                found = fusecache("status", mount.mountpoint, "--json", state=reachable)
+                parts = {part["name"]: part for part in json.loads(found.stdout)["parts"]}
+                assert {parts[name]["rights"]["uid"] for name in ("agent", "worker 0", "worker 1")} == {user}
+            load.wait_for_calls(50)
+            report = load.stop()
+        assert report.errors == [], report.describe()
+        assert report.wrong == [], report.describe()
+        mount.end()
 
 
 def test_a_mount_point_that_the_user_can_not_reach_is_no_obstacle(source: Path, reachable: Path) -> None:
