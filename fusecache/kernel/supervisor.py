@@ -79,6 +79,7 @@ PARTS_END_S: Final = 8.0
 """SIGTERM to SIGKILL for workers and agent, which closes its store."""
 
 EMBEDDED_END_S: Final = 5.0
+EMBEDDED_FIRST_DELAY_S: Final = 0.5
 LOOK_S: Final = 1.0
 """How often gate and agent are looked at."""
 
@@ -114,7 +115,7 @@ class Supervisor:
         self._agent = Agent()
         self._gate = Gate()
         self._spare = Gate("spare gate")
-        self._embedded = Part("embedded server", RestartPolicy())
+        self._embedded = Part("embedded server", RestartPolicy(EMBEDDED_FIRST_DELAY_S))
         self._embedded.pid = spec.embedded_pid
         self._dead_gates: list[Part] = []
         """Whose first thread has ended while another one hangs in a notification."""
@@ -584,7 +585,19 @@ class Supervisor:
         elif self._state in ("preparing", "starting"):
             self._fail(UNEXPECTED, f"the embedded server ended with {how} before the mount was ready")
         elif self._state == "serving":
-            self._log.error("the embedded server ended: only what is cached can be read", how=how)
+            delay_s = self._embedded.policy.died(time.monotonic(), None).delay_s
+            self._log.error("the embedded server ended: only what is cached can be read", how=how, again_in_s=delay_s)
+            self._timers.after(self._embedded.name, delay_s, self._launch_embedded)
+
+    def _launch_embedded(self) -> None:
+        """At the address that agent and workers know. Its folder may still be another one's that is about to end."""
+        if self._embedded.running or not self._spec.embedded_argv:
+            return
+        self._keeper.start(
+            self._embedded,
+            lambda: self._embedded.start(self._spec.embedded_argv, (), self._environment, lambda: None),
+            self._launch_embedded,
+        )
 
     # The way down.
 
@@ -660,12 +673,7 @@ class Supervisor:
         if self._ends_later is not None:
             self._asked_to_end(self._ends_later, UNEXPECTED)
             return
-        if not self._embedded.running and self._spec.embedded_argv:
-            self._keeper.start(
-                self._embedded,
-                lambda: self._embedded.start(self._spec.embedded_argv, (), self._environment, lambda: None),
-                self._start_parts_again,
-            )
+        self._launch_embedded()
         if not self._agent.running:
             self._launch_agent()
 

@@ -70,6 +70,37 @@ def test_three_upgrades_under_readers_are_no_error_for_anybody(
         mount.end()
 
 
+def test_a_new_side_that_is_killed_costs_nothing_but_time(
+    source: Path, tmp_path: Path, expected_logs: Callable[..., None]
+) -> None:
+    """S42: the old one starts its agent and its embedded server again, at the address that its workers know."""
+    expected_logs("the process that was taking over is gone", count=1)
+    expected_logs("the mount was not taken over: this process goes on serving", count=1)
+    # The killed one's embedded server may be there for a moment, and have the folder.
+    expected_logs("master does not answer|the agent failed|embedded server ended", optional=True)
+    with Upgrades(str(source), tmp_path) as mount:
+        mount.start()
+        before = set(descendants(mount.pids[0]))
+        with subprocess.Popen(
+            [*command(), "mount", str(source), str(mount.mountpoint)],
+            env=environment(tmp_path), cwd=ROOT, stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        ) as new:  # fmt: skip
+            until(lambda: '"state": "yielded"' in mount.log.read_text(), "the old side has ended its agent")
+            new.kill()
+        shown = mount.mountpoint / "f300000"  # which nobody has read; in a child, which can be given up
+        read = subprocess.run(["cat", str(shown)], capture_output=True, check=True, timeout=START_S)
+        assert read.stdout == (source / "f300000").read_bytes()
+        until(lambda: fusecache("status", mount.mountpoint, state=tmp_path).returncode == 0, "status answers again")
+        after = set(descendants(mount.pids[0]))
+        assert before - after, "nothing had ended"
+        assert any(b"embedded" in Path(f"/proc/{pid}/cmdline").read_bytes() for pid in after - before)
+        mount.pids = [mount.pids[0], *after]
+        mount.start()
+        assert (mount.mountpoint / "f70000").read_bytes() == (source / "f70000").read_bytes()
+        mount.end()
+
+
 def test_another_source_is_refused_and_the_mount_goes_on(source: Path, tmp_path: Path) -> None:
     with Upgrades(str(source), tmp_path) as mount:
         mount.start()
