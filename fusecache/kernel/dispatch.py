@@ -5,11 +5,11 @@ served a gate before this one gets them at once. Its answers are checked before 
 worker that sends what none may send is cut off, and the supervisor told. Workers' sockets never block the gate: what
 they do not take waits here.
 
-INTERRUPT: somebody waits who has got a signal. What is not answered INTERRUPT_S later is answered EINTR if that signal
-kills the caller (`kernel.callers`), so that a killed process is gone although nobody answers it. Other signals
-interrupt nothing: no program expects EINTR of a file, a stat(2) that fails looks like a missing file, and a mapping
-becomes SIGBUS. Where the caller can't be seen, because it lives in another PID namespace, direct reads alone end so, by
-any signal.
+What is not answered KILLED_S after it came is looked at: if its caller is being killed (`kernel.callers`) it is
+answered EINTR, so that a killed process is gone although nobody answers it. The kernel's INTERRUPT is of no use for
+that: it comes for any signal, and no program expects EINTR of a file (a stat(2) that fails looks like a missing file, a
+mapping becomes SIGBUS); and it does not come for direct reads, which wait unkillably where FUSE_ASYNC_DIO is
+negotiated.
 
 Decides by `kernel.in_flight`; takes no request from the kernel itself.
 """
@@ -39,8 +39,9 @@ OVERDUE_S: Final = 0.25
 """A request left unread by a blocked worker for so long is given to another one too."""
 NUDGE_S: Final = 1.0
 """A worker that owes something and says nothing for so long is sent something to take out of its socket."""
-INTERRUPT_S: Final = 2.0
+KILLED_S: Final = 2.0
 """What a caller waits for is mostly there by then; a killed one is not to stay longer (5 s are promised)."""
+CALLERS_EVERY_S: Final = 1.0
 
 
 class WorkersFailed(Exception):
@@ -86,8 +87,8 @@ class Dispatch:
         self.counts = {
             "worker_deaths": 0, "workers_broken": 0, "answers_unasked": 0, "given_twice": 0, "interrupted": 0,
         }  # fmt: skip
-        self._interrupted: dict[int, tuple[Request, float]] = {}
-        """Unique -> (request whose caller has got a signal, when to look what became of it)."""
+        self._callers_at_s = 0.0
+        """When to look at the callers of what waits long."""
         self.slot_bytes = 0
         self._waiters: list[threading.Event] = []
         """Of other threads that wait for an answer."""
@@ -271,27 +272,18 @@ class Dispatch:
         else:
             self._give_waiting(now_s)
 
-    def interrupt(self, unique: int, now_s: float) -> None:
-        """The caller of a request has got a signal."""
-        request = self.in_flight.find(unique)
-        if request is not None:
-            self._interrupted[unique] = (request, now_s + INTERRUPT_S)
-
-    def _end_interrupted(self, now_s: float) -> None:
-        for unique, (request, look_at_s) in list(self._interrupted.items()):
-            if request.answered:
-                del self._interrupted[unique]
-            elif now_s >= look_at_s:
-                killed = is_being_killed(wire.caller_of(request.message))
-                if killed is None:
-                    killed = wire.is_direct_read(request.opcode, request.message)
-                if not killed:
-                    self._interrupted[unique] = (request, now_s + INTERRUPT_S)  # the next signal may be another one
-                    continue
-                del self._interrupted[unique]
+    def _end_killed(self, now_s: float) -> None:
+        killed: dict[int, bool] = {}
+        for request in self.in_flight.taken_before(now_s - KILLED_S):
+            caller = wire.caller_of(request.message)
+            if caller not in killed:
+                killed[caller] = is_being_killed(caller)
+            if killed[caller]:
                 self.in_flight.give_up(request)
                 self.counts["interrupted"] += 1
-                self._answers.write_error(unique, errno.EINTR)
+                self._answers.write_error(request.unique, errno.EINTR)
+        for waiter in self._waiters:
+            waiter.set()
 
     def wait_answered(self, opcodes: frozenset[int], inode: int, most_s: float) -> None:
         """Wait until what is in flight now for an inode is answered, at most so long. Not in the loop's thread."""
@@ -324,8 +316,9 @@ class Dispatch:
     def look_around(self, now_s: float) -> None:
         """What no message starts: credits that came back, requests left unread, callers that were killed."""
         in_flight = self.in_flight
-        if self._interrupted:
-            self._end_interrupted(now_s)
+        if now_s >= self._callers_at_s and in_flight.is_busy:
+            self._callers_at_s = now_s + CALLERS_EVERY_S
+            self._end_killed(now_s)
         if in_flight.owed:
             for load in in_flight.quiet(now_s, NUDGE_S):
                 self._by_index[load.index].nudge()

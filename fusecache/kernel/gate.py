@@ -4,12 +4,12 @@ It stands by until the supervisor's first message, `begin`, brings settings, dev
 is not the first gate of the mount, workers come that have answered INIT already: what they still send to requests of
 the gate before is dropped, and the kernel has put those requests back (or ended them).
 
-A request's way: the kernel's message is read from the device; FORGET is dropped; INTERRUPT is remembered
-(`kernel.dispatch`); OPEN, RELEASE, FLUSH, IOCTL and their like are answered here where they can be (`no-open`: -ENOSYS,
-after which the kernel sends no more of them; `passthrough`: see `kernel.opens`), and so are READs of files that the
-gate knows (`kernel.direct_reads`); everything else goes to a worker with credits (`kernel.in_flight`) or waits for one.
-A worker's answer is checked (`kernel.wire`), a READ's bytes are taken from its shared slot (`kernel.reply_slots`), and
-the kernel gets it. When a worker dies, what it held goes to another one: callers see a pause, on any kernel.
+A request's way: the kernel's message is read from the device; FORGET and INTERRUPT are dropped; OPEN, RELEASE, FLUSH,
+IOCTL and their like are answered here where they can be (`no-open`: -ENOSYS, after which the kernel sends no more of
+them; `passthrough`: see `kernel.opens`), and so are READs of files that the gate knows (`kernel.direct_reads`);
+everything else goes to a worker with credits (`kernel.in_flight`) or waits for one. A worker's answer is checked
+(`kernel.wire`), a READ's bytes are taken from its shared slot (`kernel.reply_slots`), and the kernel gets it. When a
+worker dies, what it held goes to another one: callers see a pause, on any kernel.
 
 A gate that takes over (`standby`) has workers and agent before it reads: with `go` it gets what the gate before it had
 read and not answered (`kernel.carried`), and begins. `hand_over` is the other end of that.
@@ -79,7 +79,7 @@ MOST_CONTROL_BYTES: Final = 1 << 16
 _NO_TABLE_BYTES: Final = open_table.HEAD_BYTES + 32
 """A table for as long as another gate has the real one: one row, never used."""
 
-_DROPPED: Final = frozenset((wire.FORGET, wire.BATCH_FORGET, wire.NOTIFY_REPLY))
+_DROPPED: Final = frozenset((wire.FORGET, wire.BATCH_FORGET, wire.INTERRUPT, wire.NOTIFY_REPLY))
 _NO_SUCH_CALL: Final = frozenset((wire.FLUSH, wire.FSYNC, wire.FSYNCDIR, wire.OPENDIR))
 _DONE: Final = frozenset((wire.RELEASE, wire.RELEASEDIR, wire.DESTROY))
 _NOTHING_READ: Final = frozenset((errno.EAGAIN, errno.EINTR, errno.ENOENT, errno.EIO))
@@ -322,10 +322,6 @@ class Gate:
             wire.use_inode_as_handle(buffer, opcode, inode)
         elif opcode in _DROPPED:
             self._answered[opcode] += 1
-            return
-        elif opcode == wire.INTERRUPT:
-            self._answered[opcode] += 1
-            self._dispatch.interrupt(wire.interrupted_unique(buffer), now_s)
             return
         elif opcode in _NO_SUCH_CALL:
             self._answered[opcode] += 1

@@ -233,14 +233,13 @@ class InFlight:
             load.heard_at_s = now_s
         return quiet
 
-    def find(self, unique: int) -> Request | None:
-        """A request that waits or is owed, and is not answered."""
+    def taken_before(self, moment_s: float) -> list[Request]:
+        """Requests taken from the kernel before that time, and not answered; each once."""
+        found: dict[int, Request] = {}
         for load in self.loads.values():
-            if unique in load.owed:
-                found = load.owed[unique]
-                return None if found.answered else found
-        waiting = itertools.chain(self.waiting_reads, self.waiting_others)
-        return next((request for request in waiting if request.unique == unique), None)
+            found.update(load.owed)
+        found.update((request.unique, request) for request in (*self.waiting_reads, *self.waiting_others))
+        return [request for request in found.values() if request.taken_at_s < moment_s and not request.answered]
 
     def give_up(self, request: Request) -> None:
         """It is answered without a worker; what one that holds it answers is dropped."""

@@ -10,7 +10,6 @@ Pure: encodes, decodes, decides what a message may be; opens, reads and writes n
 from __future__ import annotations
 
 import errno
-import os
 import struct
 from typing import Final
 
@@ -57,8 +56,6 @@ FILE_HANDLE_AT: Final = 40
 """fh in fuse_read_in, fuse_release_in, fuse_flush_in, fuse_fsync_in."""
 READ_SIZE_AT: Final = 56
 """size in fuse_read_in (READ, READDIR, READDIRPLUS), after fh and offset."""
-READ_FILE_FLAGS_AT: Final = 72
-"""flags in fuse_read_in: those of open(2)."""
 READ_IN_BYTES: Final = 40 + 40
 
 MOST_LIST_BYTES: Final = 64 << 10
@@ -103,7 +100,7 @@ class BadMessage(Exception):
 def decode_request(buffer: bytes | bytearray | memoryview, received: int) -> tuple[int, int, int]:
     """(opcode, unique, inode) of the request in the first `received` bytes. Raises BadMessage.
 
-    Also makes sure that the requests the gate looks into (READ, READDIR, INTERRUPT) are long enough for it.
+    Also makes sure that the requests the gate looks into (READ, READDIR) are long enough for it.
     """
     if received < IN_HEADER.size:
         raise BadMessage(f"a request of {received} bytes")
@@ -112,8 +109,6 @@ def decode_request(buffer: bytes | bytearray | memoryview, received: int) -> tup
         raise BadMessage(f"a request of {received} bytes that claims {length}")
     if opcode in (READ, READDIR, READDIRPLUS) and received < READ_IN_BYTES:
         raise BadMessage(f"{OPCODE_NAMES[opcode]} of {received} bytes")
-    if opcode == INTERRUPT and received < IN_HEADER.size + _U64.size:
-        raise BadMessage(f"INTERRUPT of {received} bytes")
     return opcode, unique, inode
 
 
@@ -133,17 +128,6 @@ def caller_of(message: bytes) -> int:
     """Id of the thread that waits for the answer; 0: of another PID namespace."""
     caller: int = _U32.unpack_from(message, CALLER_AT)[0]
     return caller
-
-
-def is_direct_read(opcode: int, message: bytes) -> bool:
-    """A READ of a file that was opened with O_DIRECT: no page cache, and no mapping, waits for it."""
-    return opcode == READ and bool(_U32.unpack_from(message, READ_FILE_FLAGS_AT)[0] & os.O_DIRECT)
-
-
-def interrupted_unique(buffer: bytes | bytearray | memoryview) -> int:
-    """Which request an INTERRUPT is about."""
-    unique: int = _U64.unpack_from(buffer, IN_HEADER.size)[0]
-    return unique
 
 
 def nothing_to_do() -> bytes:

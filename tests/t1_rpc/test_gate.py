@@ -188,9 +188,6 @@ class System:
     def read(self, unique: int, size: int, inode: int = 1) -> None:
         self.ask(wire.READ, unique, inode, struct.pack("<QQIIQII", 0, 0, size, 0, 0, 0, 0))
 
-    def interrupt(self, unique: int) -> None:
-        self.ask(wire.INTERRUPT, unique | 1, 0, struct.pack("<Q", unique))
-
     def answered(self) -> tuple[int, int, bytes]:
         """(errno, unique, body)."""
         message = self.kernel.recv(1 << 21)
@@ -268,9 +265,8 @@ def test_without_open_the_gate_answers_what_needs_no_worker(start: Start) -> Non
     for unique, opcode in enumerate((wire.RELEASE, wire.RELEASEDIR, wire.DESTROY), 20):
         system.ask(opcode, unique)
         assert system.answered() == (0, unique, b"")
-    for unique, opcode in enumerate((wire.FORGET, wire.BATCH_FORGET), 30):
+    for unique, opcode in enumerate((wire.FORGET, wire.BATCH_FORGET, wire.INTERRUPT), 30):
         system.ask(opcode, unique)
-    system.interrupt(8)  # of a request that has been answered
     system.ask(wire.OPEN, 40)
     assert system.answered() == (errno.ENOSYS, 40, b"")
     system.ask(wire.IOCTL, 41)
@@ -593,85 +589,49 @@ def test_the_end_of_the_mount_ends_the_workers(start: Start) -> None:
     assert worker.requests.recv(100) == b""
 
 
-# Callers that got a signal
+# Callers that are killed
 
 
 @pytest.fixture
-def callers(monkeypatch: pytest.MonkeyPatch) -> dict[int, bool | None]:
-    """Thread id -> whether it is being killed. The gate looks at once."""
-    killed: dict[int, bool | None] = {}
-    monkeypatch.setattr(dispatch, "is_being_killed", lambda thread: killed[thread])
-    monkeypatch.setattr(dispatch, "INTERRUPT_S", 0.05)
-    return killed
+def killed(monkeypatch: pytest.MonkeyPatch) -> set[int]:
+    """Ids of threads that are being killed. The gate looks at once."""
+    threads: set[int] = set()
+    monkeypatch.setattr(dispatch, "is_being_killed", threads.__contains__)
+    monkeypatch.setattr(dispatch, "KILLED_S", 0.05)
+    monkeypatch.setattr(dispatch, "CALLERS_EVERY_S", 0.05)
+    return threads
 
 
-def read_by(system: System, unique: int, caller: int, file_flags: int = 0) -> None:
-    body = struct.pack("<QQIIQII", 0, 0, 100, 0, 0, file_flags, 0)
+def read_by(system: System, unique: int, caller: int) -> None:
+    body = struct.pack("<QQIIQII", 0, 0, 100, 0, 0, 0, 0)
     system.kernel.send(wire.IN_HEADER.pack(40 + len(body), wire.READ, unique, 1, 0, 0, caller, 0, 0) + body)
 
 
-def test_a_killed_caller_does_not_wait(start: Start, callers: dict[int, bool | None]) -> None:
+def test_a_killed_caller_does_not_wait(start: Start, killed: set[int]) -> None:
     """S40, user report 40: EINTR; what the worker answers later is dropped, and its slot is free again."""
-    callers[77] = True
     system = start()
     worker = system.first_worker()
     read_by(system, 10, 77)
-    assert worker.take()[1] == 10
-    system.interrupt(10)
+    read_by(system, 12, 78)
+    assert [worker.take()[1] for _ in range(2)] == [10, 12]
+    killed.add(77)
     assert system.answered() == (errno.EINTR, 10, b"")
     worker.answer_read(10, b"late")
+    worker.answer_read(12, b"content")
+    assert system.answered() == (0, 12, b"content"), "another caller's"
     wait_until(lambda: worker.slots.busy == 0)
     status = system.status()
     assert (status["interrupted"], status["in_flight"]) == (1, 0)
 
 
-def test_a_killed_caller_does_not_wait_for_a_worker_either(start: Start, callers: dict[int, bool | None]) -> None:
-    callers[77] = True
+def test_a_killed_caller_does_not_wait_for_a_worker_either(start: Start, killed: set[int]) -> None:
     system = start()
     system.first_worker().die()
     wait_until(lambda: system.status()["worker_deaths"] == 1)
+    killed.add(77)
     read_by(system, 10, 77)
-    wait_until(lambda: system.status()["waiting"] == 1)
-    system.interrupt(10)
     assert system.answered() == (errno.EINTR, 10, b"")
     assert system.status()["waiting"] == 0
-
-
-def test_another_signal_interrupts_nothing_until_one_kills(start: Start, callers: dict[int, bool | None]) -> None:
-    """A timer's signal must not make a read fail."""
-    callers[77] = False
-    system = start()
-    worker = system.first_worker()
-    read_by(system, 10, 77)
-    assert worker.take()[1] == 10
-    system.interrupt(10)
-    looked = time.monotonic() + 3 * dispatch.INTERRUPT_S
-    wait_until(lambda: time.monotonic() > looked)
-    assert not select.select([system.kernel], [], [], 0)[0]
-    callers[77] = True
-    assert system.answered() == (errno.EINTR, 10, b"")
-
-
-def test_of_callers_that_can_t_be_seen_direct_reads_alone_are_interrupted(
-    start: Start, callers: dict[int, bool | None]
-) -> None:
-    callers[0] = None
-    system = start()
-    worker = system.first_worker()
-    read_by(system, 10, 0)
-    read_by(system, 12, 0, os.O_RDONLY | os.O_DIRECT)
-    system.ask(wire.LOOKUP, 14, body=b"name\0")
-    assert [worker.take()[1] for _ in range(3)] == [10, 12, 14]
-    for unique in (10, 12, 14):
-        system.interrupt(unique)
-    assert system.answered() == (errno.EINTR, 12, b"")
-    looked = time.monotonic() + 3 * dispatch.INTERRUPT_S
-    wait_until(lambda: time.monotonic() > looked)
-    worker.answer(14, error=errno.ENOENT)
-    assert system.answered() == (errno.ENOENT, 14, b"")
-    worker.answer_read(10, b"content")
-    assert system.answered() == (0, 10, b"content")
-    assert system.status()["interrupted"] == 1
 
 
 # Passthrough
