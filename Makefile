@@ -16,10 +16,11 @@ demo: ## make a small image data set, serve, mount and read it, print rates, unm
 
 test: ## all tests that need no JVM and no cluster, deepest level first
 	@.ci/prepare
-	@$(PYTHON) -m pytest --numprocesses 2 --dist loadgroup $(wildcard $(LEVELS) tests/contract)
+	@$(PYTHON) -m pytest --numprocesses 2 --dist loadgroup -m "not long" $(wildcard $(LEVELS) tests/contract)
 
-test-modes: ## the tests of mounts in every other open mode, and with features masked to what Linux 5.14 and 6.6 have
+test-modes: ## the tests of mounts in every other open mode, with features masked to those of Linux 5.14 and 6.6; the long ones
 	@.ci/prepare
+	@$(PYTHON) -m pytest --numprocesses 2 --dist loadfile -m long tests/t5_daemon tests/faults
 	@$(PYTHON) -m pytest --numprocesses 2 --dist loadgroup --open-modes classic,passthrough,as-5.14,as-6.6 tests/t4_mount
 
 MINUTES := 20

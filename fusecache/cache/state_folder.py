@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,9 @@ from pathlib import Path
 from fusecache.errors import StateError
 
 _CLEAN = b"clean"
+
+ABANDONED_S = 86400.0
+"""After so long without use the metadata of another cluster under the same path is dropped."""
 
 
 @contextmanager
@@ -35,9 +39,7 @@ def opening(folder: Path) -> Iterator[None]:
 def try_claim(folder: Path, namespace: str, boot: str) -> Claim | None:
     """Claim a namespace; None when a process has it."""
     descriptor = _open_lock(folder / f"{namespace}.claim")
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if not _locked(descriptor):
         os.close(descriptor)
         return None
     return Claim(descriptor, namespace, boot)
@@ -83,12 +85,33 @@ def claimed(folder: Path, namespace: str) -> bool:
     """Whether a process uses `namespace` now."""
     descriptor = _open_lock(folder / f"{namespace}.claim")
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        return not _locked(descriptor)
     finally:
         os.close(descriptor)
-    return False
+
+
+def is_abandoned(folder: Path, namespace: str, boot: str) -> bool:
+    """Whether nobody will come back for `namespace`: given up in order ABANDONED_S ago, or left open by another boot.
+
+    Not at once: while a mount is handed over, or its agent is started again, nobody has its namespace for a moment.
+    """
+    descriptor = _open_lock(folder / f"{namespace}.claim")
+    try:
+        note = os.pread(descriptor, 4096, 0)
+        if not _locked(descriptor) or note == boot.encode():
+            return False  # in use, or its process was killed
+        return note != _CLEAN or time.time() - os.fstat(descriptor).st_mtime > ABANDONED_S
+    finally:
+        os.close(descriptor)
+
+
+def _locked(descriptor: int) -> bool:
+    """Lock an open claim; False when another process has."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _open_lock(path: Path) -> int:

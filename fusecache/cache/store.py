@@ -83,7 +83,7 @@ class MetadataStore(TableReader):
                 self._environment = _share_environment(folder, map_bytes, boot)
                 try:
                     self._claim.mark_open()
-                    self._drop_other_clusters(cluster_id)
+                    self._drop_other_clusters(cluster_id, boot)
                     self.tables = self._open_tables()
                 except BaseException:
                     _drop_environment(folder)
@@ -157,9 +157,9 @@ class MetadataStore(TableReader):
                 return claim
         raise StateError(f"{_MAX_MOUNTS} mounts of one source already keep their metadata in {self._folder}")
 
-    def _drop_other_clusters(self, cluster_id: str) -> None:
-        """Another cluster id for the same path: the cluster was formatted anew, or it is another one. Either way
-        nobody will ask for its ids again, unless a mount that runs now does."""
+    def _drop_other_clusters(self, cluster_id: str, boot: str) -> None:
+        """Another cluster id for the same path: the cluster was formatted anew, or it is another one. Nobody will ask
+        for its ids again, unless a mount has them that runs, or that is just being replaced."""
         path_hash = self.namespace.rsplit(".", 2)[1]
         with begin(self._environment, write=True) as txn:
             with txn.cursor() as cursor:
@@ -168,7 +168,7 @@ class MetadataStore(TableReader):
                 other, other_hash, _ = table.split("/")[0].rsplit(".", 2)
                 if other == cluster_id or other_hash != path_hash:
                     continue
-                if not state_folder.claimed(self._folder, table.split("/")[0]):
+                if state_folder.is_abandoned(self._folder, table.split("/")[0], boot):
                     log.info("metadata of another cluster is dropped", table=table)
                     txn.drop(self._environment.open_db(table.encode(), txn=cast(lmdb.Transaction, txn)), delete=True)
 

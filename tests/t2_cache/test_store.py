@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from fusecache.cache import state_folder
 from fusecache.cache import store as store_module
 from fusecache.cache.listing import Intake
 from fusecache.cache.record import Entry, encode
@@ -141,13 +142,32 @@ def test_store_keeps_two_mounted_paths_of_a_cluster_apart(tmp_path: Path) -> Non
         assert found(two, 9) is None
 
 
-def test_store_of_a_reformatted_cluster_is_dropped(tmp_path: Path) -> None:
+def test_store_of_a_reformatted_cluster_is_dropped_when_nobody_comes_back(tmp_path: Path) -> None:
     with opened(tmp_path / "m", "old") as store:
         put(store, entry(9, b"a"))
     with opened(tmp_path / "m", "new") as store:
         assert found(store, 9) is None
     with opened(tmp_path / "m", "old") as store:
+        assert found(store, 9) == entry(9, b"a"), "it was just being replaced"
+    (claim,) = (tmp_path / "m").glob("old.*.claim")
+    a_day_ago = claim.stat().st_mtime - state_folder.ABANDONED_S - 1
+    os.utime(claim, (a_day_ago, a_day_ago))
+    with opened(tmp_path / "m", "new"):
+        pass
+    with opened(tmp_path / "m", "old") as store:
         assert found(store, 9) is None
+
+
+def test_store_of_another_cluster_whose_process_was_killed_is_kept(tmp_path: Path) -> None:
+    with opened(tmp_path / "m", "old") as store:
+        put(store, entry(9, b"a"))
+    (claim,) = (tmp_path / "m").glob("old.*.claim")
+    claim.write_text("boot-1")  # as a killed process leaves it
+    os.utime(claim, (1, 1))
+    with opened(tmp_path / "m", "new"):
+        pass
+    with opened(tmp_path / "m", "old") as store:
+        assert found(store, 9) == entry(9, b"a")
 
 
 def test_store_of_another_cluster_in_use_is_not_dropped(tmp_path: Path) -> None:
