@@ -21,6 +21,7 @@ from fusecache.config.settings import MountPlan
 from fusecache.daemon import mountpoint
 from fusecache.daemon.control_client import mount_lock, socket_path
 from fusecache.errors import FusecacheError, MountError
+from fusecache.kernel.channel import Message
 from fusecache.kernel.features import Decision
 from fusecache.kernel.takeover_messages import (
     PROTOCOLS,
@@ -29,7 +30,6 @@ from fusecache.kernel.takeover_messages import (
     Facts,
     Line,
     LineLost,
-    Message,
     common_protocol,
     text_of,
 )

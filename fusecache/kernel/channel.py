@@ -124,9 +124,9 @@ class Channel:
         return True
 
 
-def parsed(data: bytes) -> Message | None:
+def parsed(data: bytes, most_bytes: int = MAX_MESSAGE_BYTES) -> Message | None:
     """A message, None when it is none."""
-    if len(data) > MAX_MESSAGE_BYTES:
+    if len(data) > most_bytes:
         return None
     try:
         message = json.loads(data)

@@ -16,6 +16,7 @@ from typing import Final
 
 import fusecache
 from fusecache.errors import StateError
+from fusecache.kernel.channel import Message
 from fusecache.kernel.keeping import Keeper
 from fusecache.kernel.log import Log
 from fusecache.kernel.parts import Part
@@ -26,7 +27,6 @@ from fusecache.kernel.takeover_messages import (
     PROTOCOLS,
     Line,
     LineLost,
-    Message,
     close_all,
     new_token,
     refusal,

@@ -29,6 +29,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
+from fusecache.kernel.channel import Message, parsed
 from fusecache.kernel.init_message import InitError, InitPlan, parse_request
 
 PROTOCOLS: Final = (1, 1)
@@ -40,8 +41,6 @@ _FUSE_DEVICE: Final = os.makedev(10, 229)
 _LEAST_READ_BYTES: Final = 4096
 _MOST_READ_BYTES: Final = 1 << 20
 _MOST_TEXT: Final = 4096
-
-Message = dict[str, Any]
 
 
 class LineLost(Exception):
@@ -99,7 +98,7 @@ class Line:
         for level, kind, content in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 descriptors.frombytes(content[: len(content) - len(content) % descriptors.itemsize])
-        message = None if flags & socket.MSG_CTRUNC else _parsed(data)
+        message = None if flags & socket.MSG_CTRUNC else parsed(data, MOST_BYTES)
         if message is None:
             close_all(descriptors)
             if not data:
@@ -268,13 +267,3 @@ def take_token(token: int) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def _parsed(data: bytes) -> Message | None:
-    if not data or len(data) > MOST_BYTES:
-        return None
-    try:
-        message = json.loads(data)
-    except (ValueError, RecursionError):
-        return None
-    return message if isinstance(message, dict) and isinstance(message.get("kind"), str) else None
