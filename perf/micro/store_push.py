@@ -61,8 +61,8 @@ def content(inode: int, size_bytes: int) -> bytes:
 class MadeUpFiles(stand_in_worker.StandIn):
     """Serves one folder of files named by their number."""
 
-    def __init__(self, requests: int, slots: int, folder: Path) -> None:
-        super().__init__(requests, slots, folder)
+    def __init__(self, requests: int, slots: int, offers: int, folder: Path) -> None:
+        super().__init__(requests, slots, offers, folder)
         self.files, self.size_bytes = shape()
 
     def _attributes(self, inode: int) -> bytes:
@@ -100,10 +100,10 @@ class MadeUpFiles(stand_in_worker.StandIn):
 def serve_worker(arguments: list[str]) -> None:
     """The worker's process."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--requests-fd", type=int, required=True)
-    parser.add_argument("--slots-fd", type=int, required=True)
+    for flag in ("requests-fd", "slots-fd", "offers-fd"):
+        parser.add_argument(f"--{flag}", type=int, required=True)
     flags, _ = parser.parse_known_args(arguments)
-    MadeUpFiles(flags.requests_fd, flags.slots_fd, Path(os.environ[FOLDER])).serve()
+    MadeUpFiles(flags.requests_fd, flags.slots_fd, flags.offers_fd, Path(os.environ[FOLDER])).serve()
 
 
 def push_all(link: GateLink, threads: int) -> dict[str, Any]:
@@ -148,7 +148,10 @@ def serve_agent(arguments: list[str]) -> None:
             data = control.recv(1 << 16)
             if not data:
                 return
-            if json.loads(data)["kind"] == "serving":
+            kind = json.loads(data)["kind"]
+            if kind == "ping":
+                say(kind="pong")
+            elif kind == "serving":
                 os.write(flags.ready_fd, b"ready\n")
                 say(kind="ready")
         order = folder / f"order-{done}.json"
