@@ -144,11 +144,15 @@ def test_f15_other_channels_are_not_affected_by_a_hostile_one(
 
 
 def test_f15_trickle_ends_with_the_budget(
-    master: ScriptedAlluxio, worker: ScriptedAlluxio, make_client: MakeClient, short: Callable[[], Budget]
+    master: ScriptedAlluxio,
+    worker: ScriptedAlluxio,
+    make_client: MakeClient,
+    budget: Budget,
+    short: Callable[[], Budget],
 ) -> None:
     """A source that sends a byte now and then never stalls; the budget of the read still ends it."""
     client = make_client(master, settings={"stall_s": 1.0})
-    client.block_workers(short())
+    client.block_workers(budget)
 
     def trickle(requests: Any, context: grpc.ServicerContext) -> Any:
         request = worker.receive_first("ReadBlock", requests, context)

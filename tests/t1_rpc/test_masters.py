@@ -119,10 +119,10 @@ def test_discovery_rejecting_and_silent_hosts_do_not_delay_the_primary(
     make_client: MakeClient,
     rejecting: Rejecting,
     silent_port: int,
-    short: Callable[[], Budget],
+    clock: SystemClock,
 ) -> None:
     client = make_client(rejecting.target, f"127.0.0.1:{silent_port}", masters[0], settings={"connect_s": 30.0})
-    assert client.connect(short()).primary == masters[0].target
+    assert client.connect(Budget(clock, 10.0)).primary == masters[0].target
 
 
 def test_discovery_no_primary_names_every_master(

@@ -307,9 +307,9 @@ def test_listing_that_is_abandoned_half_way_is_cancelled(
 
 
 def test_f15_endless_listing_ends_with_the_budget(
-    master: ScriptedAlluxio, client: AlluxioClient, short: Callable[[], Budget]
+    master: ScriptedAlluxio, client: AlluxioClient, budget: Budget, short: Callable[[], Budget]
 ) -> None:
-    client.connect(short())
+    client.connect(budget)
 
     def endless(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
         while context.is_active():
