@@ -42,28 +42,38 @@ def mount(
       fusecache mount --daemon --immutable --user alice alluxio://m1:19998/coco /mnt/coco
       fusecache mount --config cluster.yaml train:/imagenet /mnt/imagenet
 
-    In the foreground Ctrl-C unmounts. Exit codes: 2 a wrong argument, 3 the mount point, 4 the state folder, 6 Alluxio.
+    In the foreground Ctrl-C unmounts. SIGHUP reads the configuration again, unless there is a terminal that the signal
+    may come from: the mount goes on with the new one or, where that can't be used, with the old one.
+
+    Exit codes: 2 a wrong argument, 3 the mount point, 4 the state folder, 6 Alluxio.
     """
-    plan = common.configuration(flags).plan(source, mountpoint)
+    from fusecache.config.mount_command import MountCommand, present_folder
+
+    command = MountCommand(
+        common.config, common.given(flags), source=source, mountpoint=mountpoint, folder=present_folder()
+    )
+    plan = command.plan(os.environ)
     # By its own name and not through links: so it stands in mountinfo, by which every other command finds it.
     from fusecache.daemon.mountpoint import resolve
 
     plan = plan.model_copy(update={"mountpoint": Path(os.fsdecode(resolve(plan.mountpoint)))})
+    command = command._replace(mountpoint=plan.mountpoint)
     if daemon:
         from fusecache.daemon import background
 
-        pid = background.start(plan, source, log_file or background.default_log_file(plan))
+        pid = background.start(plan, command, log_file or background.default_log_file(plan))
         if common.as_json:
             print_json({"mountpoint": plan.mountpoint, "source": source, "pid": pid})
         else:
             click.echo(f"{source} is mounted at {plan.mountpoint} (process {pid})")
         return
 
+    from fusecache.daemon.gated import Start
     from fusecache.daemon.mount_child import run_mount
-    from fusecache.daemon.ready_pipe import ReadyPipe
+    from fusecache.kernel.ready_pipe import ReadyPipe
 
     if common.as_json:
         announcement = json_text({"mountpoint": plan.mountpoint, "source": source, "pid": os.getpid()})
     else:
         announcement = f"{source} is mounted at {plan.mountpoint}; Ctrl-C unmounts"
-    run_mount(plan, ReadyPipe(None), announcement)
+    run_mount(plan, ReadyPipe(None), Start(announcement, command))

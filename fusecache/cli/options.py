@@ -36,10 +36,11 @@ class Common(NamedTuple):
         """File, environment and flags together. UsageError names what is wrong."""
         from fusecache.config.load import load
 
-        given = dict(flags or {})
-        if self.log_level is not None:
-            given["log_level"] = self.log_level
-        return load(self.config, os.environ, given)
+        return load(self.config, os.environ, self.given(flags))
+
+    def given(self, flags: dict[str, Any] | None = None) -> dict[str, Any]:
+        """`flags` with those of every command that are settings."""
+        return {**(flags or {}), **({} if self.log_level is None else {"log_level": self.log_level})}
 
     def quiet_logs(self) -> None:
         """Logging of a command that ends soon: errors only, unless --log-level asks for more."""

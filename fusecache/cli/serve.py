@@ -24,6 +24,9 @@ from fusecache.cli.options import Common, everywhere, print_json
 def serve(stay: bool, ready_file: Path | None, common: Common) -> None:
     """Run every mount of the configuration file until a signal ends them; one process per mount.
 
+    SIGHUP reads the file again, unless there is a terminal that the signal may come from: mounts whose settings changed
+    go on with the new ones, new mounts are added and missing ones ended. A file that is wrong changes nothing.
+
     Mounts that another fusecache serves already are taken over from it, without a failed read; a serve whose mounts
     were all taken over ends with 0.
 
@@ -54,4 +57,4 @@ def serve(stay: bool, ready_file: Path | None, common: Common) -> None:
         else:
             click.echo(f"all {len(configuration.mounts)} mounts of {configuration.file} are ready")
 
-    daemon_serve.run(configuration, ready, stays=stay, ready_file=ready_file)
+    daemon_serve.run(configuration, ready, common.configuration, stays=stay, ready_file=ready_file)

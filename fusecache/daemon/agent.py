@@ -43,13 +43,13 @@ from fusecache.daemon.metadata_service import MetadataService
 from fusecache.daemon.mount_core import Cluster, MountCore, build_info, only_error
 from fusecache.daemon.mount_process import UNEXPECTED
 from fusecache.daemon.open_mode_choice import SampledFile
-from fusecache.daemon.ready_pipe import ReadyPipe
 from fusecache.daemon.supervisor_link import SupervisorLink
 from fusecache.errors import FusecacheError, MountError, ProtocolError, told
 from fusecache.fs.invalidation import Push
 from fusecache.kernel.first_look import LOOK_S
 from fusecache.kernel.gate_link import GateLink
 from fusecache.kernel.process_name import set_process_name
+from fusecache.kernel.ready_pipe import ReadyPipe
 from fusecache.metrics import Metrics
 from fusecache.rpc.budget import Budget
 

@@ -10,6 +10,7 @@ import hashlib
 import os
 from pathlib import Path
 
+from fusecache.config.mount_command import MountCommand
 from fusecache.config.settings import MountPlan
 from fusecache.daemon import mountpoint
 from fusecache.daemon.mount_process import MountProcess
@@ -29,8 +30,8 @@ def default_log_file(plan: MountPlan) -> Path:
     return folder / f"{hashlib.sha256(os.fsencode(plan.mountpoint)).hexdigest()[:16]}.log"
 
 
-def start(plan: MountPlan, source: str, log_file: Path) -> int:
-    """Start the mount; its process id once reads work.
+def start(plan: MountPlan, command: MountCommand, log_file: Path) -> int:
+    """Start the mount that `command` asks for; its process id once reads work.
 
     Raises the daemon's own error. On every failure, Ctrl-C too, nothing is left running or mounted.
     """
@@ -42,7 +43,7 @@ def start(plan: MountPlan, source: str, log_file: Path) -> int:
             f"log file {str(log_file)!r} can't be written: {failure.strerror}; give another --log-file or --state-dir"
         ) from None
     with log:
-        process = MountProcess(plan, source, die_with_parent=False, log=log)
+        process = MountProcess(plan, command.source, command=command, die_with_parent=False, log=log)
     try:
         process.wait_ready()
         if (health := mountpoint.probe(plan.mountpoint, FIRST_ANSWER_S)) != "ok":

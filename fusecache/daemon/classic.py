@@ -35,6 +35,7 @@ from fusecache.fs.hidden_folder import HiddenFolder
 from fusecache.fs.operations import Operations
 from fusecache.fs.session import Session, mount_options, notify, set_read_ahead
 from fusecache.kernel.control_listener import ControlListener
+from fusecache.kernel.signals import has_terminal
 from fusecache.metrics import Metrics
 from fusecache.prefetch.reader import Readers
 
@@ -169,10 +170,15 @@ class ClassicMount(MountCore):
         return self.readers.take_served(most)
 
     async def _watch_signals(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        hang_up_ends = has_terminal()
+        hang_up = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, *hang_up) as signals:
             task_status.started()
             async for number in signals:
                 assert self._mount_nursery is not None
+                if number == signal.SIGHUP and not hang_up_ends:
+                    log.error("not reloaded: a mount in classic mode keeps its settings until it is mounted anew")
+                    continue
                 if self._stopping:
                     log.warning("second signal: ending without waiting", signal=signal.Signals(number).name)
                     self._mount_nursery.cancel_scope.cancel()

@@ -3,7 +3,8 @@
     plan -> features of the kernel -> open mode -> folders of workers and agent -> embedded server (folder SOURCE)
          -> exec(supervisor)
 
-Where a mount was taken over (`daemon.takeover`), what is bound to its connection is kept.
+Where a mount was taken over (`daemon.takeover`), what is bound to its connection is kept. The supervisor also gets the
+command that mounted, for SIGHUP (`kernel.reloading`).
 
 The process keeps its id: who started `fusecache mount` finds the supervisor under it. Everything that needs libraries
 has happened before; the supervisor is standard library only. What it starts (`daemon.agent`, `daemon.worker`) gets the
@@ -20,10 +21,11 @@ import secrets
 import socket
 import sys
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import structlog
 
+from fusecache.config.mount_command import MountCommand
 from fusecache.config.settings import MountPlan
 from fusecache.daemon import process_ids, takeover
 from fusecache.daemon.control_client import mount_lock, socket_path
@@ -31,12 +33,13 @@ from fusecache.daemon.embedded_child import EmbeddedChild, restart_argv, served_
 from fusecache.daemon.mount_process import python_path
 from fusecache.daemon.mountpoint import may_allow_other, resolve
 from fusecache.daemon.own_folders import agent_folder, bring_metadata, hand_over
-from fusecache.daemon.ready_pipe import ReadyPipe
+from fusecache.errors import MountError
 from fusecache.fs.ownership import NOBODY
 from fusecache.kernel.control_listener import short_address
 from fusecache.kernel.features import Decision, Features, decide_open_mode, parse_mask
 from fusecache.kernel.privileges import Identity
 from fusecache.kernel.probe import probe
+from fusecache.kernel.ready_pipe import ReadyPipe
 from fusecache.kernel.spec import MountSpec
 from fusecache.own_user import own_user
 
@@ -44,6 +47,22 @@ log = structlog.get_logger(__name__)
 
 SLOTS = 64
 """Answers of one worker on their way at once, 1 MiB each at most; their pages are made when they are first used."""
+
+
+class Start(NamedTuple):
+    """How this process was started."""
+
+    announcement: str = ""
+    """Printed once reads work."""
+
+    command: MountCommand | None = None
+    """What SIGHUP reads again; None: nothing, or the parent does."""
+
+    parent_reloads: bool = False
+    """The parent starts this mount's next process."""
+
+    is_reload: bool = False
+    """To take over a mount that is there, and for nothing else."""
 
 
 def choose(plan: MountPlan) -> tuple[Features, Decision]:
@@ -60,15 +79,15 @@ def become_supervisor(
     features: Features,
     decision: Decision,
     identity: Identity | None,
+    start: Start,
     *,
     ready: ReadyPipe,
-    announcement: str,
     takes_over: bool,
 ) -> NoReturn:
     """Replace this process by the supervisor of `plan`. Raises FusecacheError when the embedded server fails, or
     workers can't be `identity` (None = who this process is).
 
-    `ready` is told, and `announcement` printed, once reads work. `takes_over`: a mount of ours is there already.
+    `ready` is told once reads work. `takes_over`: a mount of ours is there already.
     """
     settings = plan.settings
     control = socket_path(settings.runtime_dir, plan.mountpoint)
@@ -79,6 +98,8 @@ def become_supervisor(
     takeover_path = takeover.prepare_folder(settings.runtime_dir, plan.mountpoint)
     # Nothing that can be known to fail comes after this: while this process gets ready, the other has no agent.
     taken = takeover.take(plan) if takes_over else None
+    if taken is None and start.is_reload:
+        raise MountError(f"{str(plan.mountpoint)!r} is not mounted any more")
     if taken is not None:
         decision = taken.decision()
     if identity is not None:
@@ -111,9 +132,9 @@ def become_supervisor(
         worker_argv=(*program, "fusecache.daemon.worker"),
         agent_argv=(
             *(*program, "fusecache.daemon.agent", "--open-mode", decision.open_mode),
-            *("--why", decision.why, "--announcement", announcement),
+            *("--why", decision.why, "--announcement", start.announcement),
         ),
-        plan_fd=_plan_memfd(plan),
+        plan_fd=_memfd("fusecache-plan", plan),
         # Only the first agent gets it, and announces: one that is started again has nobody who waits.
         ready_fd=ready_fd if ready_fd is not None else _nobody_waits(),
         agent_socket=str(_agent_socket(agent_folder(control, settings))),
@@ -124,6 +145,9 @@ def become_supervisor(
         embedded_argv=embedded_argv,
         takeover_socket=str(takeover_path),
         takeover={} if taken is None else taken.keep_over_exec(),
+        successor_argv=() if start.command is None else (*program, "fusecache.daemon.mount_child"),
+        command_fd=None if start.command is None else _memfd("fusecache-command", start.command),
+        parent_reloads=start.parent_reloads,
         mount_lock=str(mount_lock(settings.runtime_dir, plan.mountpoint)),
         read_ahead_bytes=settings.read_ahead_bytes,
         max_background=settings.max_background,
@@ -191,19 +215,27 @@ def _is_listening(path: Path) -> bool:
     return True
 
 
-def _plan_memfd(plan: MountPlan) -> int:
-    """The plan for agent and workers: from this program to itself, never from outside."""
-    descriptor = os.memfd_create("fusecache-plan", 0)
+def _memfd(name: str, content: MountPlan | MountCommand) -> int:
+    """The plan for agent and workers, the command for the next process: from this program to itself, never from
+    outside."""
+    descriptor = os.memfd_create(name, 0)
     with os.fdopen(os.dup(descriptor), "wb") as file:
-        pickle.dump(plan, file)
+        pickle.dump(content, file)
     return descriptor
 
 
 def plan_from(descriptor: int) -> MountPlan:
-    """The plan of `_plan_memfd`; its descriptor is shared with others, so its position is not used."""
+    """The plan; its descriptor is shared with others, so its position is not used."""
     plan = pickle.loads(os.pread(descriptor, os.fstat(descriptor).st_size, 0))
     assert isinstance(plan, MountPlan)
     return plan
+
+
+def command_from(descriptor: int) -> MountCommand:
+    """The command that mounted; as `plan_from`."""
+    command = pickle.loads(os.pread(descriptor, os.fstat(descriptor).st_size, 0))
+    assert isinstance(command, MountCommand)
+    return command
 
 
 def _backing_devices(plan: MountPlan) -> dict[str, list[int]]:

@@ -1,12 +1,16 @@
-"""The process of one mount: takes its plan from standard input, runs it, reports on the ready pipe.
+"""The process of one mount: is given its plan, runs it, reports on the ready pipe.
 
-Started by `daemon.mount_process` only; `fusecache mount` in the foreground calls `run_mount` in its own process. In
-`classic` mode the process serves the mount itself, otherwise it becomes the supervisor (`daemon.gated`).
+Started by `daemon.mount_process`, with the plan on standard input, and where a mount is reloaded (`kernel.reloading`),
+with the command that mounted, whose plan is made anew then: such a process takes the mount over, or fails. `fusecache
+mount` in the foreground calls `run_mount` in its own process. In `classic` mode the process serves the mount itself,
+otherwise it becomes the supervisor (`daemon.gated`).
 """
 
 from __future__ import annotations
 
+import argparse
 import ctypes
+import os
 import pickle
 import resource
 import signal
@@ -15,11 +19,13 @@ import traceback
 from collections.abc import Sequence
 
 from fusecache import logs
+from fusecache.config.mount_command import MountCommand
 from fusecache.config.settings import MountPlan
 from fusecache.daemon import gated, mountpoint, takeover
+from fusecache.daemon.gated import Start
 from fusecache.daemon.own_folders import identity_of, prepare_folders
-from fusecache.daemon.ready_pipe import ReadyPipe
-from fusecache.errors import FusecacheError, UsageError, told
+from fusecache.errors import FusecacheError, MountError, UsageError, told
+from fusecache.kernel.ready_pipe import ReadyPipe
 
 UNEXPECTED = 70
 """EX_SOFTWARE: exit code of a bug."""
@@ -30,9 +36,9 @@ OTHER_DESCRIPTORS = 1024
 _PR_SET_PDEATHSIG = 1
 
 
-def run_mount(plan: MountPlan, ready: ReadyPipe, announcement: str = "") -> None:
-    """Check the mount point, then serve until unmounted; `announcement` is printed, and `ready` told, once reads work.
-    A mount of ours that is there is taken over.
+def run_mount(plan: MountPlan, ready: ReadyPipe, start: Start) -> None:
+    """Check the mount point, then serve until unmounted; `ready` is told once reads work. A mount of ours that is there
+    is taken over.
 
     Raises FusecacheError; nothing new stays mounted then. Returns in `classic` mode only.
     """
@@ -41,13 +47,13 @@ def run_mount(plan: MountPlan, ready: ReadyPipe, announcement: str = "") -> None
     mountpoint.check_device()
     prepare_folders(plan)
     is_taken = takeover.look(plan)
+    if start.is_reload and not is_taken:
+        raise MountError(f"{str(plan.mountpoint)!r} is not mounted any more")
     logs.configure(settings.log_level, settings.log_format)
     if settings.open_mode != "classic":
         features, decision = gated.choose(plan)
         if decision.open_mode != "classic":
-            gated.become_supervisor(
-                plan, features, decision, identity, ready=ready, announcement=announcement, takes_over=is_taken
-            )
+            gated.become_supervisor(plan, features, decision, identity, start, ready=ready, takes_over=is_taken)
         if identity is not None:
             raise UsageError(f"run_as_user {identity.uid}: impossible here, where one process does all: {decision.why}")
     if is_taken:
@@ -56,11 +62,28 @@ def run_mount(plan: MountPlan, ready: ReadyPipe, announcement: str = "") -> None
     from fusecache.daemon import classic  # pyfuse3 and grpc: not before the cheap checks have passed
 
     def announce() -> None:
-        if announcement:
-            print(announcement, flush=True)
+        if start.announcement:
+            print(start.announcement, flush=True)
         ready.ready()
 
     classic.run(plan, ready=announce)
+
+
+def _given() -> tuple[MountPlan, MountCommand | None]:
+    """What `mount_process` wrote."""
+    plan, command = pickle.load(sys.stdin.buffer)
+    assert isinstance(plan, MountPlan)
+    assert command is None or isinstance(command, MountCommand)
+    return plan, command
+
+
+def _planned_again(command_fd: int) -> tuple[MountPlan, MountCommand]:
+    """What the command that mounted means now. UsageError."""
+    command = gated.command_from(command_fd)
+    os.close(command_fd)
+    plan = command.plan_again(os.environ)
+    os.chdir("/")
+    return plan, command
 
 
 def raise_open_files(blocks: int) -> None:
@@ -74,17 +97,25 @@ def raise_open_files(blocks: int) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the plan on standard input; the exit code."""
-    pipe = ReadyPipe(int(arguments[arguments.index("--ready-fd") + 1]))
-    if "--die-with-parent" in arguments[: arguments.index("--")]:
+    """Run the plan on standard input, or of the command in `--command-fd`; the exit code."""
+    parser = argparse.ArgumentParser(prog="fusecache.daemon.mount_child")
+    parser.add_argument("--ready-fd", type=int, required=True)
+    parser.add_argument("--command-fd", type=int)
+    parser.add_argument("--die-with-parent", action="store_true")
+    parser.add_argument("shown", nargs="*", help="source and mount point, for whoever lists processes")
+    flags = parser.parse_args(arguments)
+    pipe = ReadyPipe(flags.ready_fd)
+    if flags.die_with_parent:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    plan = pickle.load(sys.stdin.buffer)
-    assert isinstance(plan, MountPlan)
+    is_reload = flags.command_fd is not None
     try:
-        run_mount(plan, pipe)
+        plan, command = _planned_again(flags.command_fd) if is_reload else _given()
+        start = Start(command=command, parent_reloads=flags.die_with_parent, is_reload=is_reload)
+        run_mount(plan, pipe, start)
     except FusecacheError as failure:
         pipe.error(failure.exit_code, told(failure))
-        print(f"fusecache: {told(failure)}", file=sys.stderr)
+        if not is_reload:  # else whoever has the mount logs it
+            print(f"fusecache: {told(failure)}", file=sys.stderr)
         return failure.exit_code
     except KeyboardInterrupt:
         pipe.error(130, "interrupted")

@@ -1,9 +1,10 @@
 """A process that runs one mount, seen from its parent: start it, learn when reads work, end it.
 
 The plan travels pickled through the child's standard input: from this program to itself over a private pipe, with
-everything that was read from files, environment and flags already resolved. The program is executed anew rather than
-forked, because a fork of a process with threads (grpc has them) may inherit held locks. The child's half is
-`daemon.mount_child`; its word on readiness comes over `daemon.ready_pipe`.
+everything that was read from files, environment and flags already resolved; with it goes the command that it was made
+from, where the mount may read that again (SIGHUP). The program is executed anew rather than forked, because a fork of a
+process with threads (grpc has them) may inherit held locks. The child's half is `daemon.mount_child`; its word on
+readiness comes over `kernel.ready_pipe`.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from pathlib import Path
 from typing import IO
 
 import fusecache
+from fusecache.config.mount_command import MountCommand
 from fusecache.config.settings import MountPlan
-from fusecache.daemon import ready_pipe
 from fusecache.errors import FusecacheError
+from fusecache.kernel import ready_pipe
 
 STOP_S = 20.0
 """Seconds a mount may take to end after SIGTERM, before SIGKILL: it has an unmount and open streams to finish."""
@@ -39,8 +41,17 @@ class MountFailed(FusecacheError):
 class MountProcess:
     """One running child."""
 
-    def __init__(self, plan: MountPlan, source: str, *, die_with_parent: bool, log: IO[bytes] | None = None) -> None:
-        """Start it. `source` is for the process list only; `log` None = the parent's standard error."""
+    def __init__(
+        self,
+        plan: MountPlan,
+        source: str,
+        *,
+        command: MountCommand | None = None,
+        die_with_parent: bool,
+        log: IO[bytes] | None = None,
+    ) -> None:
+        """Start it. `source` is for the process list only; `log` None = the parent's standard error. `command`: what it
+        reads again at SIGHUP; one that dies with this parent passes the signal on to it."""
         self.plan = plan
         self.source = source
         self._asked_to_end = False
@@ -68,7 +79,7 @@ class MountProcess:
             os.close(write_end)
         assert self._process.stdin is not None
         try:
-            pickle.dump(plan, self._process.stdin)
+            pickle.dump((plan, command), self._process.stdin)
             self._process.stdin.close()
         except BrokenPipeError:
             pass  # it died at once; its exit code says so

@@ -52,10 +52,13 @@ class NodeHoldings:
         self._askers: list[threading.Thread] = []
 
     def watch(self, processes: Sequence[MountProcess]) -> None:
-        """Begin to ask these mounts."""
+        """Begin to ask these mounts. One whose mount point was asked for before takes that one's place."""
         for process in processes:
             mountpoint = str(process.plan.mountpoint)
             with self._lock:
+                if mountpoint in self._ended:
+                    self._ended.discard(mountpoint)
+                    self._answers[mountpoint] = silent(mountpoint, STARTING)
                 self._answers.setdefault(mountpoint, silent(mountpoint, STARTING))
             asker = threading.Thread(target=self._ask, args=(process,), name=f"ask-{process.pid}", daemon=True)
             self._askers.append(asker)

@@ -55,6 +55,10 @@ class NodeReports:
         self._thread.start()
         self._started = True
 
+    def watch(self, processes: Sequence[MountProcess]) -> None:
+        """Ask these mounts too: new ones, or those that have taken over from one that was asked."""
+        self._holdings.watch(processes)
+
     def ended(self, process: MountProcess, reason: str) -> None:
         """A mount's process has ended."""
         self._holdings.ended(process, reason)

@@ -109,6 +109,11 @@ class HandingOver:
             found[self._line.fileno()] = self._read
         return found
 
+    @property
+    def taker_pid(self) -> int | None:
+        """Of the process that is taking over; None: there is none, or it can't be seen from here."""
+        return (self._line.peer_pid() or None) if self._line is not None else None
+
     def part_ended(self) -> None:
         """One of `stopped`."""
         if not any(part.running for part in self._stopped):

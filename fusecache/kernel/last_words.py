@@ -1,6 +1,6 @@
 """How a mount that failed says why: on the ready pipe, for a parent that waits there, and on standard error.
 
-The line on the pipe is the one that `daemon.ready_pipe` reads: `error EXIT_CODE TEXT`.
+The line on the pipe is the one that `ready_pipe` reads: `error EXIT_CODE TEXT`.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ def spawn(
         for number in _SIGNALS:
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        _keep_only(descriptors)
+        keep_only(descriptors)
         os.chdir("/")
         give_up()
         # After it: a change of user or capabilities clears this.
@@ -171,7 +171,7 @@ def leader_is_dead(pid: int) -> bool:
         return False
 
 
-def _keep_only(descriptors: Sequence[int]) -> None:
+def keep_only(descriptors: Sequence[int]) -> None:
     """Close everything above standard error but these, and let these through exec."""
     begin = 3
     for descriptor in sorted(descriptors):

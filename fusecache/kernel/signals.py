@@ -6,10 +6,24 @@ Python's wakeup descriptor gets one byte a signal, its number. signalfd(2) would
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import signal
 import socket
 from collections.abc import Sequence
+
+
+def has_terminal() -> bool:
+    """Whether this process has a controlling terminal now.
+
+    Then SIGHUP says what it was made for: the terminal is closed, and what runs there ends. A daemon has none, and by
+    convention reads its configuration again.
+    """
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
 
 
 class Signals:

@@ -91,6 +91,16 @@ class MountSpec:
     takeover: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Where another process has the mount: `line`, `descriptors` and `facts` of `taking_over`. Empty: mount."""
 
+    successor_argv: tuple[str, ...] = ()
+    """Starts the next process of this mount, which reads the configuration again (`reloading`). Empty: there is none,
+    and SIGHUP ends the mount."""
+
+    command_fd: int | None = None
+    """Memfd with the command that mounted, passed on to that process unread."""
+
+    parent_reloads: bool = False
+    """The process that started this one starts its successor too, and gets the SIGHUPs that come here."""
+
     mount_lock: str | None = None
     """Lock file held (flock) while the mount point is looked at and mounted on."""
 
@@ -127,6 +137,7 @@ class MountSpec:
             ("workers", self.workers, 1, MAX_WORKERS),
             ("plan_fd", self.plan_fd, 0, 1 << 20),
             ("ready_fd", 0 if self.ready_fd is None else self.ready_fd, 0, 1 << 20),
+            ("command_fd", 0 if self.command_fd is None else self.command_fd, 0, 1 << 20),
             ("embedded_pid", 1 if self.embedded_pid is None else self.embedded_pid, 1, 1 << 22),
             ("read_ahead_bytes", self.read_ahead_bytes, 0, 1 << 30),
             ("max_background", self.max_background, 1, (1 << 16) - 1),
@@ -144,6 +155,8 @@ class MountSpec:
                 raise UsageError(f"{name} {value} is not between {least} and {most}")
         if self.max_read_bytes % PAGE_BYTES:
             raise UsageError(f"max_read_bytes {self.max_read_bytes} is not a multiple of {PAGE_BYTES}")
+        if bool(self.successor_argv) != (self.command_fd is not None):
+            raise UsageError("successor_argv and command_fd belong together; give both or none")
         if (self.run_as_user is None) != (self.run_as_group is None):
             raise UsageError("run_as_user and run_as_group belong together; give both or none")
         for name, command in (("gate", self.gate_argv), ("worker", self.worker_argv), ("agent", self.agent_argv)):

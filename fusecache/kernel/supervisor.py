@@ -21,7 +21,8 @@ prints its stacks (ABRT) and is killed.
 Before the mount is ready a dead agent or gate, or a crash-looping worker, ends the start with an error.
 
 A later process on the same mount point takes the mount over: this one gives it what it holds and ends, and nobody's
-read fails (`handing_over`, `taking_over`).
+read fails (`handing_over`, `taking_over`). SIGHUP starts such a process, with the configuration as it is by then
+(`reloading`); this one then stays as its parent (`first_process`).
 
 On the way down: unmount (a busy mount is detached after BUSY_S, and said so), let what is in flight finish for at most
 grace_s, then end workers, agent, embedded server. A second signal ends all at once.
@@ -47,16 +48,18 @@ from fusecache.kernel.channel import Channel, Message
 from fusecache.kernel.control_listener import ControlListener
 from fusecache.kernel.ending import end_parts, end_session
 from fusecache.kernel.first_look import FirstLook
+from fusecache.kernel.first_process import become, hold_signals
 from fusecache.kernel.handing_over import HandingOver
 from fusecache.kernel.keeping import Keeper
 from fusecache.kernel.log import Log
 from fusecache.kernel.part_watch import PartWatch
 from fusecache.kernel.parts import Part, ending, leader_is_dead
 from fusecache.kernel.process_name import set_process_name
+from fusecache.kernel.reloading import Reloading
 from fusecache.kernel.restart_policy import RestartPolicy
 from fusecache.kernel.roles import Agent, Gate
 from fusecache.kernel.session import MountSession
-from fusecache.kernel.signals import Signals
+from fusecache.kernel.signals import Signals, has_terminal
 from fusecache.kernel.spec import MountSpec
 from fusecache.kernel.status_table import describe
 from fusecache.kernel.takeover_states import NewAction
@@ -85,6 +88,12 @@ LOOK_S: Final = 1.0
 
 GATE_START_S: Final = 30.0
 """To a gate's first word, which takes 0.2 s, and seconds on a machine that is busy."""
+
+SUCCESSOR_END_S: Final = 2.0
+"""SIGTERM to SIGKILL for a process that was about to take over a mount that ends."""
+
+RELOAD_AGAIN_S: Final = 0.5
+"""Until SIGHUP is looked at again that came while the mount was on its way from or to another process."""
 
 SPARE_S: Final = 1.0
 """From a gate's start to that of its spare: the mount has the processor for itself while it catches up."""
@@ -172,13 +181,21 @@ class Supervisor:
         self._ends_later: str | None = None
         """Who asked for the end in the middle of a take-over, which is first to be decided."""
 
-        for inherited in (spec.plan_fd, spec.ready_fd):
+        self._reloading = Reloading(spec, self._log)
+        self._is_succeeded = False
+        """The successor that this process started has the mount."""
+
+        self._hang_up_ends = has_terminal() or not (spec.successor_argv or spec.parent_reloads)
+        """Seen now, for a terminal that was closed is none."""
+
+        for inherited in (spec.plan_fd, spec.ready_fd, spec.command_fd):
             if inherited is not None:
                 os.set_inheritable(inherited, False)
         self._signals = Signals((signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
 
     def run(self) -> int:
-        """Serve until the end; the exit code. Nothing of it is left then: no process, no mount of ours."""
+        """Serve until the end; the exit code. Nothing of it is left then: no process, no mount of ours. Does not return
+        where a successor has the mount that this process started."""
         try:
             self._launch_agent()
             self._timers.after("agent start", AGENT_START_S, self._agent_start_is_late)
@@ -194,6 +211,8 @@ class Supervisor:
             self._end_parts()
             if outcome.error:
                 last_words.say(outcome.exit_code, outcome.error, self._ready_fd)
+        if self._is_succeeded:
+            become(self._spec, self._reloading)
         return outcome.exit_code
 
     def _takes_over(self) -> TakingOver:
@@ -206,7 +225,9 @@ class Supervisor:
         """Wait for what comes next, and do it."""
         poll = select.poll()
         poll.register(self._signals, select.POLLIN)
-        sources = self._handing.sources() | (self._taking.sources() if self._taking is not None else {})
+        sources = self._handing.sources() | self._reloading.sources()
+        if self._taking is not None:
+            sources |= self._taking.sources()
         for descriptor in sources:
             poll.register(descriptor, select.POLLIN)
         channels: dict[int, tuple[Channel, Callable[[], None]]] = {}
@@ -235,7 +256,9 @@ class Supervisor:
 
     def _take_signals(self) -> None:
         for number in self._signals.take():
-            if number != signal.SIGCHLD:
+            if number == signal.SIGHUP and not self._hang_up_ends:
+                self._reload()
+            elif number != signal.SIGCHLD:
                 self._asked_to_end(number.name, 128 + number)
         with contextlib.suppress(ChildProcessError):
             while True:
@@ -247,6 +270,8 @@ class Supervisor:
     def _child_ended(self, pid: int, status: int) -> None:
         if self._unmounting is not None and pid == self._unmounting.pid:
             self._unmounting.ended(os.waitstatus_to_exitcode(status))
+        elif pid == self._reloading.successor.pid:
+            self._reloading.ended(status)
         elif pid == self._first_look.pid:
             self._first_look.finished(os.waitstatus_to_exitcode(status))
         elif pid == self._agent.pid:
@@ -603,6 +628,7 @@ class Supervisor:
 
     def _asked_to_end(self, by: str, exit_code: int) -> None:
         """`exit_code`: when nothing is served yet."""
+        self._reloading.end()
         if self._handing.state.is_active and self._ends_later is None:
             self._log.info("ending, once it is clear who has the mount", signal=by)
             self._ends_later = by
@@ -641,7 +667,12 @@ class Supervisor:
     def _end_parts(self) -> None:
         """Everything that runs, in the order in which nobody misses what ends before it."""
         self._timers.clear()
-        if self._session is not None and self._handing.state.is_given:
+        goes_on = self._handing.state.is_given
+        if self._reloading.successor.running and not self._is_succeeded:
+            goes_on = goes_on and self._handing.taker_pid != self._reloading.successor.pid
+            self._reloading.end()
+            end_parts([self._reloading.successor], SUCCESSOR_END_S, self._signals, self._log, hurry=self._hurry)
+        if self._session is not None and goes_on:
             self._session.is_ours = False  # whoever is taking over finds the token, and goes on alone
         is_last = self._session is None or self._session.is_ours
         self._handing.end(is_last=is_last)
@@ -660,9 +691,22 @@ class Supervisor:
 
     # Handing over.
 
+    def _reload(self) -> None:
+        """SIGHUP, of somebody who wants the configuration to be read again."""
+        if self._spec.parent_reloads:
+            os.kill(os.getppid(), signal.SIGHUP)
+        elif self._state == "serving" and (self._reloading.is_under_way or not self._handing.state.is_active):
+            self._reloading.start()
+        elif self._state != "stopping":
+            self._timers.after("reload", RELOAD_AGAIN_S, self._reload)
+
     def _leave(self) -> None:
         """Another process has the mount. What is in flight here is answered there."""
         assert self._session is not None
+        successor = self._reloading.successor.pid
+        if successor is not None and self._handing.taker_pid == successor:
+            self._is_succeeded = True
+            hold_signals()
         self._session.is_ours = False
         self._hurry = True
         self._log.info("handed over", mountpoint=self._spec.mountpoint)

@@ -24,6 +24,7 @@ import re
 import select
 import socket
 import stat
+import struct
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,6 +35,9 @@ from fusecache.kernel.init_message import InitError, InitPlan, parse_request
 
 PROTOCOLS: Final = (1, 1)
 """The lowest and the highest protocol that this build speaks."""
+
+CREDENTIALS: Final = struct.Struct("3i")
+"""pid, uid, gid of SO_PEERCRED (unix(7)). The pid is 0 in another PID namespace."""
 
 MOST_BYTES: Final = 64 << 10
 MOST_DESCRIPTORS: Final = 4
@@ -75,6 +79,12 @@ class Line:
     def fileno(self) -> int:
         """For poll."""
         return self._socket.fileno()
+
+    def peer_pid(self) -> int:
+        """Of the process that connected (SO_PEERCRED); 0: its PID namespace is another one."""
+        credentials = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+        pid: int = CREDENTIALS.unpack(credentials)[0]
+        return pid
 
     def send(self, message: Message, descriptors: Sequence[int] = ()) -> None:
         """Send one message. LineLost when it is not taken at once: a handful of messages fit into any socket."""

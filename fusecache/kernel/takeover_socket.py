@@ -15,17 +15,14 @@ import os
 import secrets
 import socket
 import stat
-import struct
 from collections.abc import Iterator
 from typing import Final
 
 from fusecache.errors import MountError, StateError
-from fusecache.kernel.takeover_messages import Line
+from fusecache.kernel.takeover_messages import CREDENTIALS, Line
 
 CONNECT_S: Final = 5.0
 _BACKLOG: Final = 4
-_CREDENTIALS: Final = struct.Struct("3i")
-"""pid, uid, gid of SO_PEERCRED (unix(7)). The pid is 0 in another PID namespace."""
 
 
 class TakeoverSocket:
@@ -120,5 +117,5 @@ def _identity(name: str, folder: int) -> tuple[int, int]:
 
 
 def _is_trusted(connection: socket.socket) -> bool:
-    _, uid, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    _, uid, _ = CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))
     return uid in (0, os.geteuid())

@@ -120,3 +120,10 @@ def test_missing_fields_are_named() -> None:
 def test_any_bytes_are_refused_in_words(content: bytes) -> None:
     with pytest.raises(UsageError):
         MountSpec.from_json(content)
+
+
+def test_a_successor_needs_its_program_and_its_command() -> None:
+    for fields in ({"successor_argv": ("python",)}, {"command_fd": 7}):
+        with pytest.raises(UsageError, match="successor_argv and command_fd belong together"):
+            spec(**fields)
+    assert spec(successor_argv=("python",), command_fd=7).command_fd == 7

@@ -19,7 +19,7 @@ from fusecache.config.co_scheduling import CONTROLLER_PORT, PlacementConfig
 from fusecache.config.load import Configuration, load
 from fusecache.config.source import parse_host_port
 from fusecache.controller import model
-from fusecache.daemon import mount_process, serve
+from fusecache.daemon import mount_process, serve, serve_plans
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -271,7 +271,7 @@ def test_container_runs_a_command_that_exists(where: str, container: Manifest, s
 
 def test_configurations_load_and_their_plans_can_be_made() -> None:
     node, controller = configuration(NODE), configuration(CONTROLLER)
-    assert [plan.mountpoint for _, plan in serve.plans(node)] == [mount.mountpoint for mount in node.mounts]
+    assert list(serve_plans.plans(node)) == [mount.mountpoint for mount in node.mounts]
     assert node.controller is not None
     assert node.controller.node_name == "gpu-node-7"
     assert controller.controller is None

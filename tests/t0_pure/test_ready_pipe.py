@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from fusecache.daemon.ready_pipe import MAX_LINE, ReadyPipe, Report, parse_report, read_report
+from fusecache.kernel.ready_pipe import MAX_LINE, ReadyPipe, Report, parse_report, read_report
 
 
 def test_ready_is_read_as_ready() -> None:

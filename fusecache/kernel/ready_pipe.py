@@ -1,7 +1,8 @@
 """How a child process tells its parent that its mount is ready, or why it never will be. Standard library only.
 
 One line on an inherited pipe: `ready`, or `error <exit code> <text>`. The pipe's end without a line means that the
-child died; its exit code says the rest. Used by `mount --daemon` (`daemon.background`) and by `serve`.
+child died; its exit code says the rest. Used by `mount --daemon` (`daemon.background`), by `serve`, and where a mount
+is reloaded (`reloading`).
 """
 
 from __future__ import annotations

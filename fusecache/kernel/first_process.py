@@ -1,0 +1,137 @@
+"""What the supervisor of a mount becomes when a successor that it started itself has the mount. Main program.
+
+    supervisor --SIGHUP--> starts a successor, which takes the mount over --exec--> first process (the same process id)
+
+Whoever started the mount knows this process id: a service manager, a container whose process 1 it is, a shell, a
+script. So it stays, and stands for whoever has the mount: SIGTERM and SIGINT are passed on, SIGHUP starts the next
+successor (`reloading`; so there are never more than two of them, however often a mount is reloaded), and the end of
+the one that has the mount is its end, with the same exit code. When it is killed, its child gets SIGTERM, and the mount
+ends.
+
+Holds nothing of the mount: no connection, no file of it, and the standard library only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import faulthandler
+import os
+import select
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Final, NoReturn
+
+from fusecache.errors import FusecacheError
+from fusecache.kernel.log import Log
+from fusecache.kernel.parts import keep_only
+from fusecache.kernel.process_name import set_process_name
+from fusecache.kernel.reloading import Reloading
+from fusecache.kernel.signals import Signals
+from fusecache.kernel.spec import MountSpec
+
+ASKED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""What may come between two programs of this process: held back until the second one listens."""
+
+
+def hold_signals() -> None:
+    """Until this process is another program that listens to them (`become`)."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, ASKED)
+
+
+def become(spec: MountSpec, reloading: Reloading) -> NoReturn:
+    """Go on as the first process; `reloading.successor` has the mount. After `hold_signals`."""
+    assert spec.command_fd is not None
+    if reloading.wanted:
+        os.kill(os.getpid(), signal.SIGHUP)
+    spec_fd = spec.to_memfd()
+    kept = [spec_fd, spec.command_fd]
+    command = [sys.executable, "-S", "-m", "fusecache.kernel.first_process", "--spec-fd", str(spec_fd)]
+    command += ["--serving-pid", str(reloading.successor.pid)]
+    if reloading.report_fd is not None:
+        kept.append(reloading.report_fd)
+        command += ["--report-fd", str(reloading.report_fd)]
+    signal.set_wakeup_fd(-1)
+    keep_only(kept)
+    os.execve(sys.executable, [*command, "--", spec.fsname, spec.mountpoint], os.environ)
+
+
+class FirstProcess:
+    """See the module."""
+
+    def __init__(self, spec: MountSpec, serving_pid: int, report_fd: int | None) -> None:
+        """`serving_pid`: the child that has the mount, which reports on `report_fd` if it has not yet."""
+        self._serving_pid = serving_pid
+        self._reloading = Reloading(spec, Log("fusecache.kernel.first_process", spec.log_level))
+        self._reloading.watch(serving_pid, report_fd)
+        self._signals = Signals((signal.SIGCHLD, *ASKED))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ASKED)
+
+    def run(self) -> int:
+        """Until the mount has ended; its exit code, as a shell would tell it."""
+        while (exit_code := self._reap()) is None:
+            poll = select.poll()
+            poll.register(self._signals, select.POLLIN)
+            sources = self._reloading.sources()
+            for descriptor in sources:
+                poll.register(descriptor, select.POLLIN)
+            for descriptor, _ in poll.poll():
+                if descriptor in sources:
+                    sources[descriptor]()
+            for number in self._signals.take():
+                if number == signal.SIGHUP:
+                    self._reloading.start()
+                elif number != signal.SIGCHLD:
+                    self._pass_on(number)
+        return exit_code
+
+    def _pass_on(self, number: signal.Signals) -> None:
+        """To the one that has the mount, and to the one that is about to have it."""
+        successor = self._reloading.successor.pid
+        self._reloading.end(number)
+        if self._serving_pid != successor:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._serving_pid, number)
+
+    def _reap(self) -> int | None:
+        """The exit code of the mount when it has ended."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return 0  # not before the one that has the mount was reaped, unless somebody else did that
+            if pid == 0:
+                return None
+            successor = self._reloading.successor.pid
+            if pid == successor:
+                self._reloading.ended(status)
+            if pid == self._serving_pid:
+                if successor in (None, pid):
+                    code = os.waitstatus_to_exitcode(status)
+                    return code if code >= 0 else 128 - code
+                self._serving_pid = successor
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Stand for the mount whose specification is in the memfd `--spec-fd`; the exit code."""
+    parser = argparse.ArgumentParser(prog="fusecache.kernel.first_process")
+    parser.add_argument("--spec-fd", type=int, required=True)
+    parser.add_argument("--serving-pid", type=int, required=True)
+    parser.add_argument("--report-fd", type=int)
+    parser.add_argument("shown", nargs="*", help="source and mount point, for whoever lists processes")
+    faulthandler.register(signal.SIGUSR1)
+    flags = parser.parse_args(arguments)
+    try:
+        spec = MountSpec.from_descriptor(flags.spec_fd)
+    except FusecacheError as failure:
+        print(f"fusecache: {failure}", file=sys.stderr)
+        return failure.exit_code
+    if flags.report_fd is not None:
+        os.set_inheritable(flags.report_fd, False)
+    set_process_name("first process", spec.mountpoint)
+    return FirstProcess(spec, flags.serving_pid, flags.report_fd).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
