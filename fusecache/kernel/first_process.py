@@ -63,7 +63,13 @@ class FirstProcess:
     def __init__(self, spec: MountSpec, serving_pid: int, report_fd: int | None) -> None:
         """`serving_pid`: the child that has the mount, which reports on `report_fd` if it has not yet."""
         self._serving_pid = serving_pid
-        self._reloading = Reloading(spec, Log("fusecache.kernel.first_process", spec.log_level))
+        self._last_exit_code: int | None = None
+        """Of the one that had the mount before, until the next one has said that it is ready."""
+
+        self._ends_by: signal.Signals | None = None
+        """What the one that has the mount is told when the one that was about to take it over has ended."""
+
+        self._reloading = Reloading(spec, Log("fusecache.kernel.first_process", spec.log_level), self._has_next)
         self._reloading.watch(serving_pid, report_fd)
         self._signals = Signals((signal.SIGCHLD, *ASKED))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, ASKED)
@@ -84,13 +90,32 @@ class FirstProcess:
                     self._reloading.start()
                 elif number != signal.SIGCHLD:
                     self._pass_on(number)
+        for number in ASKED:
+            signal.signal(number, signal.SIG_IGN)  # the interpreter's end would give it back its default, which kills
         return exit_code
 
+    def _has_next(self) -> None:
+        """The successor has the mount; the end of the one before, wherever it is by now, is not the mount's."""
+        assert self._reloading.successor.pid is not None
+        self._serving_pid = self._reloading.successor.pid
+        self._last_exit_code = None
+        if self._reloading.wanted:
+            self._reloading.start()
+
     def _pass_on(self, number: signal.Signals) -> None:
-        """To the one that has the mount, and to the one that is about to have it."""
-        successor = self._reloading.successor.pid
-        self._reloading.end(number)
-        if self._serving_pid != successor:
+        """To the one that has the mount. One that is about to take it over has to end first: the mount would stay
+        behind if both ended in the middle of that."""
+        if self._reloading.successor.pid in (None, self._serving_pid):
+            self._reloading.end(number)
+            self._tell_serving(number)
+        elif self._ends_by is None:
+            self._ends_by = number
+            self._reloading.end()
+        else:
+            self._reloading.end(signal.SIGKILL)
+
+    def _tell_serving(self, number: signal.Signals) -> None:
+        if self._serving_pid != self._reloading.successor.pid:  # else it was told just now
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._serving_pid, number)
 
@@ -107,10 +132,14 @@ class FirstProcess:
             if pid == successor:
                 self._reloading.ended(status)
             if pid == self._serving_pid:
+                code = os.waitstatus_to_exitcode(status)
+                code = code if code >= 0 else 128 - code
                 if successor in (None, pid):
-                    code = os.waitstatus_to_exitcode(status)
-                    return code if code >= 0 else 128 - code
-                self._serving_pid = successor
+                    # One that never was ready did not have the mount, but found it gone.
+                    return code if self._last_exit_code is None else self._last_exit_code
+                self._last_exit_code, self._serving_pid = code, successor
+            elif pid == successor and self._ends_by is not None:
+                self._tell_serving(self._ends_by)
 
 
 def main(arguments: Sequence[str]) -> int:

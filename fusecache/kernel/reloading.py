@@ -30,16 +30,18 @@ MOST_REPORT_BYTES: Final = MAX_LINE
 class Reloading:
     """See the module. `successor` is the last one that was started, for as long as it runs."""
 
-    def __init__(self, spec: MountSpec, log: Log) -> None:
+    def __init__(self, spec: MountSpec, log: Log, on_ready: Callable[[], None]) -> None:
+        """`on_ready`: the successor has the mount. Whoever is called then sees to another one that is `wanted`."""
         self.successor = Part("successor", RestartPolicy())
         self.wanted = False
-        """Another one is to be started when the one that is under way has succeeded or failed."""
+        """Another one is to be started when it is known what became of the one that is under way."""
 
         self.report_fd: int | None = None
         """Its ready pipe, until it has reported."""
 
         self._spec = spec
         self._log = log
+        self._on_ready = on_ready
         self._report = b""
         self._is_ending = False
 
@@ -99,7 +101,8 @@ class Reloading:
         if self.report_fd is not None:
             self._is_over(f"it ended with {ending(status)}")
         self.successor.ended()
-        self._go_on()
+        if self.wanted:
+            self.start()
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> None:
         """The mount ends, and so does the successor: it gets this signal."""
@@ -120,7 +123,7 @@ class Reloading:
             if report is not None and report.ready:
                 self._log.info("reloaded", mountpoint=self._spec.mountpoint, pid=self.successor.pid)
                 self._is_over(None)
-                self._go_on()
+                self._on_ready()
             else:
                 self._is_over("it did not say why" if report is None else report.error)
 
@@ -131,8 +134,4 @@ class Reloading:
         self.report_fd = None
         if failure is not None and not self._is_ending:
             # With the reason in the event, for of one kind only the first one in a while is logged.
-            self._log.error(f"not reloaded, the mount goes on as it was: {failure}")
-
-    def _go_on(self) -> None:
-        if self.wanted:
-            self.start()
+            self._log.error(f"not reloaded: {failure}")

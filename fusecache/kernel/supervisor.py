@@ -181,7 +181,7 @@ class Supervisor:
         self._ends_later: str | None = None
         """Who asked for the end in the middle of a take-over, which is first to be decided."""
 
-        self._reloading = Reloading(spec, self._log)
+        self._reloading = Reloading(spec, self._log, lambda: None)  # `_leave` comes first, or at once
         self._is_succeeded = False
         """The successor that this process started has the mount."""
 
