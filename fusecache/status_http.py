@@ -15,6 +15,7 @@ import contextlib
 import socket
 import socketserver
 import threading
+import time
 from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -36,6 +37,9 @@ CONNECTION_S = 10.0
 
 STOP_S = 5.0
 """Seconds `stop` waits for the accepting thread."""
+
+ACCEPT_PAUSE_S = 0.5
+"""After accept(2) failed (no descriptors left): seconds before the next try, which the connection waits for."""
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -131,13 +135,25 @@ class _BoundedServer(socketserver.ThreadingMixIn, HTTPServer):
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = "", self.server_address[1]
 
+    def get_request(self) -> tuple[Any, Any]:
+        try:
+            return super().get_request()
+        except OSError:
+            # serve_forever tries again at once, for as long as the connection waits: a processor for nothing.
+            time.sleep(ACCEPT_PAUSE_S)
+            raise
+
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._lock:
             admitted = len(self._open) < MAX_CONNECTIONS
             if admitted:
                 self._open.add(request)
         if admitted:
-            super().process_request(request, client_address)
+            try:
+                super().process_request(request, client_address)
+            except RuntimeError:  # no thread to be had; whoever calls closes the connection
+                self._forget(request)
+                raise
         else:
             self.shutdown_request(request)
 
@@ -145,13 +161,18 @@ class _BoundedServer(socketserver.ThreadingMixIn, HTTPServer):
         # A receive timeout alone would let one byte every few seconds hold a connection for ever.
         cut_off = threading.Timer(CONNECTION_S, _shut, (request,))
         cut_off.daemon = True
-        cut_off.start()
         try:
+            cut_off.start()
             super().process_request_thread(request, client_address)
+        except RuntimeError:  # no thread to be had for the timer
+            self.shutdown_request(request)
         finally:
             cut_off.cancel()
-            with self._lock:
-                self._open.discard(request)
+            self._forget(request)
+
+    def _forget(self, request: socket.socket) -> None:
+        with self._lock:
+            self._open.discard(request)
 
     def close_connections(self) -> None:
         with self._lock:

@@ -30,6 +30,7 @@ from fusecache.clock import Clock
 from fusecache.errors import Unavailable, UpstreamError
 from fusecache.pb.alluxio.block_worker_pb2 import CacheResponse
 from fusecache.rpc.budget import Budget
+from fusecache.threads import start_if_possible
 
 log = structlog.get_logger(__name__)
 
@@ -139,12 +140,13 @@ class BlockSources:
         target = self._store_at(source, stored=stored)
         if target is not None and self._first_request(block.block_id):
             # A login may be needed first.
-            threading.Thread(
+            asking = threading.Thread(
                 target=self.request,
                 args=(target, block, source.worker, Budget(self._clock, self._policy.cache_try_s)),
                 name=f"cache-{block.block_id}",
                 daemon=True,
-            ).start()
+            )
+            start_if_possible(asking)  # the bytes are here: whether the block is stored must not cost the read
 
     def request(self, target: BlockWorkerInfo, block: Block, origin: BlockWorkerInfo, budget: Budget) -> None:
         """Send a Cache call to `target` and don't wait for it."""

@@ -53,6 +53,7 @@ from fusecache.rpc.budget import Budget
 from fusecache.rpc.channel import BLOCK_WORKER_RECEIVE_BYTES, MASTER_RECEIVE_BYTES
 from fusecache.rpc.stall_watch import StallWatch
 from fusecache.rpc.tls import TlsFiles, load_credentials
+from fusecache.threads import start_if_possible
 
 log = structlog.get_logger(__name__)
 
@@ -249,7 +250,7 @@ class AlluxioClient:
             os.close(descriptor)
             return
         self._learn_again_at = now + LEARN_PAUSE_S
-        threading.Thread(target=self._learn, args=(block,), name="learn-tier-folder", daemon=True).start()
+        start_if_possible(threading.Thread(target=self._learn, args=(block,), name="learn-tier-folder", daemon=True))
 
     def _learn(self, block: Block) -> None:
         """In a thread: where this node's block worker has put a block."""

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 import grpc
+import structlog
 
 from fusecache.alluxio.methods import Answer, Method, Request
 from fusecache.alluxio.rpc_meter import RpcMeter
@@ -23,9 +24,12 @@ from fusecache.alluxio.sasl import AuthenticationOff, Login, SaslSession
 from fusecache.alluxio.status import code_of, text_of
 from fusecache.clock import Clock
 from fusecache.errors import AuthenticationFailed, Unavailable, UpstreamError
-from fusecache.rpc.channel import make_channel
+from fusecache.rpc.channel import lost_its_thread, make_channel, start_its_thread
 from fusecache.rpc.conversation import Conversation, Metadata, converse
 from fusecache.rpc.tls import TlsFiles
+from fusecache.threads import is_refused
+
+log = structlog.get_logger(__name__)
 
 MAX_REFUSALS = 3
 """UNAUTHENTICATED answers in a row, each on a fresh session, after which the server means it."""
@@ -77,6 +81,8 @@ class Connection:
         self._meter = meter
         self._clock = clock
         self._channel = make_channel(target, tls=tls, max_receive_bytes=max_receive_bytes)
+        self._mending = threading.Lock()
+        self._is_threadless = False
         self._session: _Session | None = None
         self._handshake = threading.Lock()
         self._refusals = 0
@@ -156,6 +162,11 @@ class Connection:
     def close(self) -> None:
         """End the session and the channel; calls in flight, a handshake among them, are cancelled, not waited for."""
         self._closed = True
+        try:
+            self._mend()
+        except RuntimeError:
+            log.warning("not closed, for want of a thread", target=self.target)  # it would wait for ever
+            return
         self._channel.close()
         session, self._session = self._session, None
         if session is not None and session.sasl is not None:
@@ -192,13 +203,29 @@ class Connection:
 
     @contextmanager
     def _unless_closed(self) -> Iterator[None]:
-        """grpc refuses a call on a closed channel with ValueError: ours is final, so that nobody tries again."""
+        """grpc refuses a call on a closed channel with ValueError: ours is final, so that nobody tries again. Where it
+        gets no thread for a call, that one is Unavailable."""
         try:
+            self._mend()
             yield
         except ValueError as error:
             if not self._closed:
                 raise
             raise UpstreamError(f"{self.target}: the connection is closed") from error
+        except RuntimeError as refusal:
+            if not is_refused(refusal):
+                raise
+            if lost_its_thread(refusal):
+                self._is_threadless = True
+            raise Unavailable(f"{self.target}: no thread can be started for a call") from None
+
+    def _mend(self) -> None:
+        """Give a channel the thread that it could not start; the call that lacked it is over then as well."""
+        if self._is_threadless:
+            with self._mending:
+                if self._is_threadless:
+                    start_its_thread(self._channel)
+                    self._is_threadless = False
 
     def _callable(self, method: Method[Any, Any], make: Any) -> Any:
         found = self._callables.get(method.path)

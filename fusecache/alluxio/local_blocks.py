@@ -10,12 +10,17 @@ Such a read is invisible to the block worker's eviction: somebody has to touch t
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import threading
 from collections.abc import Sequence
 
+import structlog
+
 from fusecache.alluxio.model import Block
+
+log = structlog.get_logger(__name__)
 
 BLOCK_FOLDER = b"alluxioworker"
 """alluxio.worker.data.folder: the name below each tier folder."""
@@ -71,8 +76,10 @@ def open_complete(path: bytes, length: int) -> int | None:
     """A descriptor of the regular file at `path` when it has exactly `length` bytes, else None."""
     try:
         descriptor = os.open(path, _FLAGS)
-    except OSError:
+    except OSError as failure:
         # Not there, not readable for this user, or too many open files: another source will serve.
+        if failure.errno in (errno.EMFILE, errno.ENFILE):
+            log.warning("block file not opened, reading elsewhere", reason=failure.strerror)
         return None
     try:
         found = os.fstat(descriptor)

@@ -32,6 +32,7 @@ from fusecache.cache.store import MetadataStore
 from fusecache.cache.writer import StoreFull
 from fusecache.errors import FusecacheError, NotFound, ProtocolError, StaleId, StateError, Unavailable, UpstreamError
 from fusecache.metrics import Metrics
+from fusecache.threads import in_thread
 
 log = structlog.get_logger(__name__)
 
@@ -150,9 +151,7 @@ class Loader:
         sync_ms = self._known.policy.sync_interval_ms
         try:
             # The thread touches nothing of ours, so a shutdown need not wait for it.
-            status = await trio.to_thread.run_sync(
-                self._get_status, path, sync_ms, limiter=self._limiter, abandon_on_cancel=True
-            )
+            status = await in_thread(self._get_status, path, sync_ms, limiter=self._limiter, abandon_on_cancel=True)
         except Unavailable:
             self._nobody_answered()
             raise
@@ -209,7 +208,7 @@ class Loader:
         try:
             if inode == ROOT and folder.state is not None:
                 await self.ask_root()  # the mounted folder's own attributes come from no listing
-            committed, incomplete = await trio.to_thread.run_sync(
+            committed, incomplete = await in_thread(
                 self._list_in_thread, inode, path, self._ufs_path(inode), sync_ms, asked_at, limiter=self._limiter
             )
         except Unavailable:

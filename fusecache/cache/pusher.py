@@ -23,6 +23,8 @@ from fusecache.cache import listing
 from fusecache.cache.listing_diff import Change, Diff
 from fusecache.cache.record import Entry
 from fusecache.cache.store import MetadataStore
+from fusecache.errors import Unavailable
+from fusecache.threads import in_thread
 
 log = structlog.get_logger(__name__)
 
@@ -68,7 +70,13 @@ class Pusher:
     async def run(self) -> NoReturn:
         """Deliver until cancelled; what is queued then is dropped (the kernel's timeouts end what it keeps)."""
         async for delivery in self._receive:
-            await trio.to_thread.run_sync(self._deliver, delivery, limiter=self._limiter)
+            while True:
+                try:
+                    await in_thread(self._deliver, delivery, limiter=self._limiter)
+                    break
+                except Unavailable:
+                    # What the kernel is not told it would keep for hours.
+                    log.warning("changes wait for a thread to be delivered")
             delivery.done.set()
             if delivery.shelves is not None:
                 self._store.held_shelves.discard(delivery.shelves[1])

@@ -43,6 +43,7 @@ from fusecache.cache.store import MetadataStore
 from fusecache.clock import Clock
 from fusecache.errors import FusecacheError, NotFound, StaleId, StateError, Unavailable
 from fusecache.metrics import Metrics
+from fusecache.threads import in_thread
 
 __all__ = ["ROOT", "MetadataTree"]
 
@@ -371,8 +372,8 @@ class MetadataTree:
             await self._sweep_wanted.wait()
             self._sweep_wanted = trio.Event()
             try:
-                dead = await trio.to_thread.run_sync(sweep_all, self._store, limiter=trio.CapacityLimiter(1))
-            except StateError as exc:
+                dead = await in_thread(sweep_all, self._store, limiter=trio.CapacityLimiter(1))
+            except (StateError, Unavailable) as exc:
                 log.warning("the metadata store can't be swept", error=str(exc))
             else:
                 for inode in dead:

@@ -50,8 +50,9 @@ class StoreWriter:
             if self._closed:
                 raise StateError("the metadata store is closed")
             if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+                thread.start()  # RuntimeError when there is no thread to be had: the next job tries again
+                self._thread = thread
         future: Future[T] = Future()
         self._queue.put((job, future))
         return future

@@ -87,4 +87,8 @@ def _why_not(mountpoint: Path, runtime_dir: Path) -> str | None:
         # In a pod the control folder is often not there: then the mount itself is all there is to ask.
         pass
     health = probe(mountpoint, PROBE_S)
-    return None if health == "ok" else f"it is {health}"
+    if health != "ok":
+        return f"it is {health}"
+    # A dead mount that somebody has taken away meanwhile leaves an empty folder, which answers.
+    after = find_mount(mountpoint)
+    return None if after is not None and after.device == mounted.device else "it is being replaced"

@@ -44,7 +44,7 @@ from fusecache.daemon.mount_core import Cluster, MountCore, build_info, only_err
 from fusecache.daemon.mount_process import UNEXPECTED
 from fusecache.daemon.open_mode_choice import SampledFile
 from fusecache.daemon.supervisor_link import SupervisorLink
-from fusecache.errors import FusecacheError, MountError, ProtocolError, told
+from fusecache.errors import FusecacheError, MountError, ProtocolError, Unavailable, told
 from fusecache.fs.invalidation import Push
 from fusecache.kernel.first_look import LOOK_S
 from fusecache.kernel.gate_link import GateLink
@@ -52,6 +52,7 @@ from fusecache.kernel.process_name import set_process_name
 from fusecache.kernel.ready_pipe import ReadyPipe
 from fusecache.metrics import Metrics
 from fusecache.rpc.budget import Budget
+from fusecache.threads import in_thread
 
 log = structlog.get_logger(__name__)
 
@@ -158,13 +159,13 @@ class Agent(MountCore):
             "pid": os.getppid(),  # the supervisor's: the process that was started, and takes signals
             "why": self._why,
             "parts": table.get("parts", []),
-            "gate": await trio.to_thread.run_sync(self._gate_status),
+            "gate": await in_thread(self._gate_status),
         }
 
     async def measure(self) -> Metrics:
         """The agent's own, all workers', the gate's and the supervisor's."""
         gathered = await self._service.gathered_metrics()
-        gate = await trio.to_thread.run_sync(self._gate_status)
+        gate = await in_thread(self._gate_status)
         record(gathered, gate, (await self._supervisor.status()).get("parts", ()))
         return gathered
 
@@ -216,9 +217,9 @@ class Agent(MountCore):
             del self._served[block_id]
         if len(taken) < most:
             try:
-                opened = await trio.to_thread.run_sync(self._gate.take_opened, most - len(taken))
-            except OSError as error:
-                log.debug("the gate told no opened files", error=error.strerror)
+                opened = await in_thread(self._gate.take_opened, most - len(taken))
+            except (OSError, Unavailable) as error:
+                log.debug("the gate told no opened files", error=str(error))
             else:
                 taken += [block_id_of(inode - 1, index) for inode, index in opened]
         return taken
@@ -238,7 +239,7 @@ class Agent(MountCore):
                     continue
                 folders += [entry.inode for entry in entries if entry.folder]
                 files = [entry for entry in entries if entry.completed and not entry.folder]
-                sample += await trio.to_thread.run_sync(self._sampled, files)
+                sample += await in_thread(self._sampled, files)
         return sample
 
     def _sampled(self, files: Sequence[Entry]) -> list[SampledFile]:

@@ -81,8 +81,8 @@ class ControlServer:
                 while True:
                     try:
                         connection, _ = await self._listener.accept()
-                    except OSError:
-                        log.warning("control_accept_failed", exc_info=True)
+                    except OSError as failure:
+                        log.warning("control_accept_failed", error=failure.strerror)
                         await trio.sleep(ACCEPT_PAUSE_S)
                         continue
                     uid = _peer_uid(connection)

@@ -80,7 +80,11 @@ def call(path: Path, kind: str, timeout_s: float, **fields: Any) -> dict[str, An
     """
     deadline = time.monotonic() + timeout_s
     request = json.dumps({"kind": kind, **fields}).encode() + b"\n"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+    try:
+        ours = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    except OSError as failure:  # no descriptors left: whoever asks every few seconds must not end by that
+        raise MountError(f"the daemon at {path} can't be asked now: {failure.strerror}") from None
+    with ours as connection:
         try:
             _limit(connection, deadline)
             with short_address(path) as address:

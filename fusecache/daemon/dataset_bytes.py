@@ -41,6 +41,7 @@ from fusecache.locality.measure import block_length
 from fusecache.locality.totals import FolderSum, Survey, Totals
 from fusecache.metrics import Metrics
 from fusecache.rpc.budget import Budget
+from fusecache.threads import in_thread
 
 log = structlog.get_logger(__name__)
 
@@ -199,7 +200,7 @@ class DatasetBytes:
         async with self._measuring:
             try:
                 await self._find_tops()
-                last = await trio.to_thread.run_sync(self._measure_in_thread, tuple(self._tops), limiter=self._limiter)
+                last = await in_thread(self._measure_in_thread, tuple(self._tops), limiter=self._limiter)
             except (UpstreamError, StateError) as error:
                 log.info("data sets not measured", error=str(error))
             except Exception:

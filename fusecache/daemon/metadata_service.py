@@ -57,7 +57,9 @@ HELLO_S: Final = 10.0
 DYING_S: Final = 1.0
 """After a connection ended its process is surely gone, if it was killed."""
 
-ACCEPT_PAUSE_S: Final = 0.1
+ACCEPT_PAUSE_S: Final = 0.5
+"""After accept(2) failed (no descriptors left): seconds, and a line of the log, before the next try."""
+
 MAX_REMEMBERED: Final = 64
 """Workers, living or dead, whose last metrics are kept apart; those of older ones are summed up."""
 

@@ -23,6 +23,7 @@ from fusecache.daemon.dataset_bytes import DatasetBytes
 from fusecache.errors import UsageError
 from fusecache.fs.invalidation import Invalidator
 from fusecache.metrics import Metrics
+from fusecache.threads import in_thread
 
 PUSH_WAIT_S = 5.0
 """A refresh answers once its invalidations are sent, or after this time (one may wait for a READ in flight)."""
@@ -128,7 +129,7 @@ class MountControl:
         reason = ""
         if not mount.ready:
             reason = "it does not serve reads yet"
-        elif not await trio.to_thread.run_sync(mount.is_mounted):
+        elif not await in_thread(mount.is_mounted):
             # Detached while files are open: whoever comes now finds an empty folder, or another mount.
             reason = "it is no longer what is mounted there"
         return {

@@ -40,6 +40,7 @@ from fusecache.fs.invalidation import Invalidator, Push
 from fusecache.metrics import Metrics
 from fusecache.rpc.budget import Budget
 from fusecache.status_http import StatusServer
+from fusecache.threads import in_thread
 
 log = structlog.get_logger(__name__)
 
@@ -202,11 +203,11 @@ class MountCore:
         may be the one that meets the end of the mount, and fail.
         """
         mountpoint = self.plan.mountpoint
-        state = await trio.to_thread.run_sync(mountpoints.probe, mountpoint, FIRST_READ_S)
+        state = await in_thread(mountpoints.probe, mountpoint, FIRST_READ_S)
         if state != "ok":
             raise MountError(f"{mountpoint}: mounted, but the first request is {state} after {FIRST_READ_S:.0f} s")
         first = mountpoint / ".fusecache" / "version"
-        if await trio.to_thread.run_sync(mountpoints.read_inside, first, FIRST_READ_S) is None:
+        if await in_thread(mountpoints.read_inside, first, FIRST_READ_S) is None:
             raise MountError(f"{first}: can't be read in the new mount")
 
     async def find(self, parent: int, name: bytes, *, last: bool) -> int | None:

@@ -21,6 +21,7 @@ from fusecache.config.settings import Settings
 from fusecache.errors import UpstreamError
 from fusecache.metrics import Metrics
 from fusecache.rpc.budget import Budget
+from fusecache.threads import in_thread
 
 log = structlog.get_logger(__name__)
 
@@ -67,7 +68,7 @@ class Upkeep:
     async def refresh_capacity(self) -> None:
         """Ask once; keeps the old figure when nobody answers."""
         try:
-            capacity = await trio.to_thread.run_sync(
+            capacity = await in_thread(
                 self._client.capacity, Budget(self._clock, UPKEEP_BUDGET_S), limiter=self._limiter
             )
         except UpstreamError as error:
@@ -91,7 +92,7 @@ class Upkeep:
             pause_s = 1.0 / self._settings.touch_calls_per_s
             for block_id in served:
                 try:
-                    touched = await trio.to_thread.run_sync(
+                    touched = await in_thread(
                         self._client.touch, [block_id], Budget(self._clock, UPKEEP_BUDGET_S), limiter=self._limiter
                     )
                 except UpstreamError as error:

@@ -1,13 +1,15 @@
 """One JSON object a message, with descriptors, between the supervisor and a part: a SOCK_SEQPACKET pair.
 
 Never blocks. What does not fit into the socket yet waits here with duplicates of its descriptors; a part that takes
-nothing for MAX_WAITING messages is not listening, and loses the oldest. What comes in is checked to be a JSON object
-with a text `kind`; anything else is dropped and counted, because a part that is gone wrong must not take others along.
+nothing for MAX_WAITING messages is not listening, and loses the oldest. A message whose descriptors can't be duplicated
+(none left) is lost too. What comes in is checked to be a JSON object with a text `kind`; anything else is dropped and
+counted, because a part that is gone wrong must not take others along.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import socket
@@ -45,6 +47,10 @@ _SO_RCVBUFFORCE: Final = 33
 """include/uapi/asm-generic/socket.h."""
 
 
+_FULL: Final = frozenset((errno.EAGAIN, errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS))
+"""The socket takes no more, or the machine has no more (memory, descriptors on their way) just now."""
+
+
 class Channel:
     """The supervisor's end."""
 
@@ -72,7 +78,13 @@ class Channel:
         if self._waiting or not self._send(data, descriptors):
             if len(self._waiting) >= MAX_WAITING:
                 _close_all(self._waiting.popleft()[1])
-            self._waiting.append((data, tuple(map(os.dup, descriptors))))
+            copies: list[int] = []
+            try:
+                copies.extend(map(os.dup, descriptors))
+            except OSError:  # no descriptors left: the message is lost, as when too many wait
+                _close_all(copies)
+            else:
+                self._waiting.append((data, tuple(copies)))
 
     def flush(self) -> None:
         """Send what waits, as far as the socket takes it."""
@@ -117,10 +129,12 @@ class Channel:
         """False when the socket is full. A part that is gone takes everything."""
         try:
             socket.send_fds(self._socket, [data], list(descriptors))
-        except BlockingIOError:
-            return False
         except ConnectionError:
             pass  # its end is told by waitpid
+        except OSError as failure:
+            if failure.errno in _FULL:
+                return False
+            raise
         return True
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from fusecache.kernel import device
@@ -31,18 +32,27 @@ def end_session(session: MountSession, gates: Sequence[Part], signals: Signals, 
     for gate in gates:
         gate.kill(signal.SIGKILL)
     if session.is_mounted():
-        awaited.append(detaching := Part("unmount", RestartPolicy()))
-        detaching.pid = fork_call(lambda: device.unmount(session.mountpoint, lazy=True))
+        awaited.append(_in_a_child("unmount", lambda: device.unmount(session.mountpoint, lazy=True)))
     session.end_connection()
     if wait_for(awaited, CONNECTION_S, signals) or not session.is_ours:
         return
     # Some thread of a gate hangs in a notification, and holds the device. The mount may be detached already, so that
     # MNT_FORCE can't reach it.
-    awaited.append(aborting := Part("abort", RestartPolicy()))
-    aborting.pid = fork_call(lambda: device.abort(session.device_number))
+    awaited.append(_in_a_child("abort", lambda: device.abort(session.device_number)))
     if not wait_for(awaited, KILLED_S, signals):
         left = ", ".join(f"{part.name} {part.pid}" for part in awaited if part.running)
         log.error("the connection can't be ended", left=left, mountpoint=session.mountpoint)
+
+
+def _in_a_child(name: str, action: Callable[[], None]) -> Part:
+    """What may hang; without a process to be had it is done here all the same, because nobody comes after."""
+    part = Part(name, RestartPolicy())
+    try:
+        part.pid = fork_call(action)
+    except OSError:
+        with contextlib.suppress(OSError):
+            action()
+    return part
 
 
 def end_parts(parts: Sequence[Part], patience_s: float, signals: Signals, log: Log, *, hurry: bool) -> None:

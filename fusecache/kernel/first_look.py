@@ -36,10 +36,15 @@ class FirstLook(Part):
 
     def begin(self, mountpoint: str) -> None:
         """Look, unless somebody is looking: who asked meanwhile is told the same."""
-        if not self.running:
-            self._late = False
+        if self.running:
+            return
+        self._late = False
+        try:
             self.pid = fork_call(lambda: _look(mountpoint))
-            self._timers.after("first look", LOOK_S, self._is_late)
+        except OSError as failure:  # no process to be had
+            self._tell(failure.errno or errno.EAGAIN)
+            return
+        self._timers.after("first look", LOOK_S, self._is_late)
 
     def finished(self, code: int) -> None:
         """Its child ended; tell."""

@@ -349,7 +349,7 @@ class Gate:
     def _take_control(self) -> None:
         while True:
             try:
-                message, descriptors = _receive_control(self._control)
+                message, descriptors, are_missing = _receive_control(self._control)
             except BlockingIOError:
                 return
             except OSError as exc:
@@ -359,7 +359,11 @@ class Gate:
             try:
                 order = json.loads(message)
                 kind = order["kind"]
-                if kind == "worker":
+                if are_missing and kind == "go":
+                    raise GateFailed("no descriptor is left for what the gate before held")
+                if are_missing:
+                    self._refuse(order, "no descriptor is left for what came with it")
+                elif kind == "worker":
                     requests, slots, offers = descriptors
                     descriptors = []
                     initialised = bool(order.get("initialised", False))
@@ -367,7 +371,10 @@ class Gate:
                 elif kind == "agent":
                     (link,) = descriptors
                     descriptors = []
-                    self._notifications.serve(link, again=bool(order.get("again", False)))
+                    try:
+                        self._notifications.serve(link, again=bool(order.get("again", False)))
+                    except RuntimeError as exc:
+                        self._refuse(order, str(exc))
                 elif kind == "status":
                     self._tell({"kind": "status", **self.status()})
                 elif kind == "workers_failing":
@@ -392,6 +399,11 @@ class Gate:
             finally:
                 for descriptor in descriptors:
                     os.close(descriptor)
+
+    def _refuse(self, order: dict[str, Any], why: str) -> None:
+        """Something that this process has none of any more, now: the supervisor may try again."""
+        self._log.warning("order of the supervisor can't be followed now", order=order["kind"], why=why)
+        self._tell({"kind": "not_now", "order": order["kind"], "pid": order.get("pid")})
 
     def _tell(self, message: dict[str, Any]) -> None:
         try:
@@ -423,14 +435,15 @@ def _by_name(counts: list[int]) -> dict[str, int]:
     return {wire.OPCODE_NAMES.get(opcode, str(opcode)): count for opcode, count in enumerate(counts) if count}
 
 
-def _receive_control(control: socket.socket) -> tuple[bytes, list[int]]:
+def _receive_control(control: socket.socket) -> tuple[bytes, list[int], bool]:
+    """A message, its descriptors, and whether some are missing because this process may have no more."""
     space = socket.CMSG_SPACE(8 * array.array("i").itemsize)
-    message, ancillary, _, _ = control.recvmsg(MOST_CONTROL_BYTES, space, socket.MSG_CMSG_CLOEXEC)
+    message, ancillary, flags, _ = control.recvmsg(MOST_CONTROL_BYTES, space, socket.MSG_CMSG_CLOEXEC)
     descriptors = array.array("i")
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
-    return message, list(descriptors)
+    return message, list(descriptors), bool(flags & socket.MSG_CTRUNC)
 
 
 def _table_buffer(descriptor: int) -> memoryview:
@@ -451,7 +464,7 @@ def _stand_by(control: socket.socket) -> tuple[dict[str, Any], int]:
     """Wait for the supervisor to say begin: (settings with the table's descriptor, device). Raises SupervisorGone."""
     try:
         control.send(b'{"kind": "standing_by"}')
-        message, descriptors = _receive_control(control)
+        message, descriptors, _ = _receive_control(control)
     except OSError as exc:
         raise SupervisorGone("the supervisor is gone") from exc
     if not message:

@@ -17,7 +17,7 @@ from typing import Final
 import fusecache
 from fusecache.errors import StateError
 from fusecache.kernel.channel import Message
-from fusecache.kernel.keeping import Keeper
+from fusecache.kernel.keeping import AGAIN_S, Keeper
 from fusecache.kernel.log import Log
 from fusecache.kernel.parts import Part
 from fusecache.kernel.roles import Gate
@@ -61,7 +61,7 @@ class HandingOver:
         """`stopped`: the parts that can't run twice. `steps`: what only the supervisor can do."""
         self.state = OldSide(spec.takeover_s)
         self.carried_fd: int | None = None
-        """What the gate held, once it was emptied; the supervisor closes it."""
+        """For what the gate holds when it is emptied."""
 
         self.cluster_id = ""
         self._spec = spec
@@ -87,6 +87,8 @@ class HandingOver:
         """Who has come and not said anything yet."""
 
         self._token: int | None = None
+        self._is_deaf = False
+        """While there is no descriptor for who comes: a socket with somebody waiting would not let the loop sleep."""
 
     def listen(self, session: MountSession) -> None:
         """From now on the mount can be taken over. Where it can't, that is said, and the mount serves all the same."""
@@ -101,7 +103,7 @@ class HandingOver:
     def sources(self) -> dict[int, Step]:
         """Descriptors to wait on for reading, and what to do then."""
         found: dict[int, Step] = {}
-        if self._socket is not None:
+        if self._socket is not None and not self._is_deaf:
             found[self._socket.fileno()] = self._accept
         for stranger in self._strangers:
             found[stranger.fileno()] = lambda stranger=stranger: self._hear(stranger)  # type: ignore[misc]
@@ -155,11 +157,20 @@ class HandingOver:
 
     def _accept(self) -> None:
         assert self._socket is not None
-        line = self._socket.accept()
+        try:
+            line = self._socket.accept()
+        except OSError as failure:
+            self._log.warning("who comes to take over has to wait", why=failure.strerror)
+            self._is_deaf = True
+            self._timers.after("take-over accept", AGAIN_S, self._listen_again)
+            return
         if line is not None:
             self._strangers.append(line)
             if len(self._strangers) > 8:
                 self._strangers.pop(0).close()
+
+    def _listen_again(self) -> None:
+        self._is_deaf = False
 
     def _hear(self, stranger: Line) -> None:
         """The first message of whoever has come."""
@@ -170,7 +181,7 @@ class HandingOver:
             message, descriptors = received
             close_all(descriptors)
             self._strangers.remove(stranger)
-            why = self._why_not(message)
+            why = self._why_not(message) or self._unprepared()
             if why is not None:
                 stranger.send({"kind": "refused", "text": why})
                 stranger.close()
@@ -184,11 +195,22 @@ class HandingOver:
             if stranger in self._strangers:
                 self._strangers.remove(stranger)
             stranger.close()
+            if self._line is None:
+                self._forget()
             return
         self._line = stranger
-        self._token = new_token()
         self._log.info("another process takes the mount over", version=str(message.get("version"))[:40])
         self.happens("hello")
+
+    def _unprepared(self) -> str | None:
+        """Have what is needed further on, before anything is given up; None, or why it is not to be had."""
+        try:
+            self._token = new_token()
+            self.carried_fd = os.memfd_create("fusecache-carried", os.MFD_CLOEXEC)
+        except OSError as failure:
+            self._forget()
+            return f"the process that serves it can't hand over now: {failure.strerror}"
+        return None
 
     def _why_not(self, message: Message) -> str | None:
         if message["kind"] != "hello":
@@ -254,7 +276,7 @@ class HandingOver:
         self._send(facts.to_message(), (*session.descriptors(), self._table_fd, self._token))
 
     def _empty_gate(self) -> None:
-        self.carried_fd = os.memfd_create("fusecache-carried", os.MFD_CLOEXEC)
+        assert self.carried_fd is not None
         self._gate.send({"kind": "hand_over"}, (self.carried_fd,))
 
     def _pass_on(self) -> None:

@@ -32,6 +32,8 @@ MOST_REMEMBERED: Final = 1 << 16
 """Inodes forgotten, and blocks read unseen by workers since the agent last asked."""
 _O_LARGEFILE: Final = 0o100000
 """Set in F_GETFL by open(2) on 64-bit machines; Python's os.O_LARGEFILE is 0 there."""
+_OURS: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM))
+"""What says nothing about the file: a worker answers meanwhile, and the file is still known afterwards."""
 _HARMLESS_FLAGS: Final = _O_LARGEFILE | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -164,7 +166,11 @@ class LearnedFiles:
         try:
             descriptor = os.open(file.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as exc:
-            self.drop(inode, reason_of("learned", exc), index)
+            reason = reason_of("learned", exc)
+            if exc.errno in _OURS:
+                self.refusals[reason] += 1
+            else:
+                self.drop(inode, reason, index)
             return None
         status = os.fstat(descriptor)
         if status.st_nlink == 1 and _identity(file.path, status) == file:

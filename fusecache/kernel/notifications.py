@@ -65,14 +65,22 @@ class Notifications:
         self._writer.start()
 
     def serve(self, descriptor: int, *, again: bool) -> None:
-        """Take over a link; the one before it is closed. `again`: a gate that died had it."""
+        """Take over a link; the one before it is closed. `again`: a gate that died had it.
+
+        RuntimeError when there is no thread to be had. The link is closed then.
+        """
+        link = socket.socket(fileno=descriptor)
+        link.setblocking(True)
+        receiver = threading.Thread(target=self._receive, args=(link,), name="agent-link", daemon=True)
+        try:
+            receiver.start()
+        except RuntimeError:
+            link.close()
+            raise
         self._end_link()
-        self._link = socket.socket(fileno=descriptor)
-        self._link.setblocking(True)
+        self._link, self._receiver = link, receiver
         if again:
-            self._answer(self._link, gate_link.AGAIN, 0)
-        self._receiver = threading.Thread(target=self._receive, args=(self._link,), name="agent-link", daemon=True)
-        self._receiver.start()
+            self._answer(link, gate_link.AGAIN, 0)
 
     def close(self) -> None:
         """End the link and the writing; a notification that waits in the kernel is not waited for."""

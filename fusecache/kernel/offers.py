@@ -22,8 +22,8 @@ from typing import Final, NamedTuple
 _OFFER = struct.Struct("<QIIQ")
 """inode, index of the block, padding, bytes of a block (0: the file is the whole inode)."""
 MOST_PENDING: Final = 256
-"""Inodes with offers whose OPEN or READ is not answered yet; a worker answers at most as many at once as it has
-credits."""
+"""Offers whose OPEN or READ is not answered yet; a worker answers at most as many at once as it has credits. Each is an
+open descriptor of the gate's, so a worker that offers without end must not take them all (1,024 is a common limit)."""
 MOST_BLOCKS: Final = 64
 """Pending offers of one inode."""
 
@@ -74,8 +74,10 @@ class OfferReceiver:
         self._poll = select.poll()
         self._poll.register(descriptor, select.POLLIN)
         self._pending: OrderedDict[int, list[Offered]] = OrderedDict()
+        self._count = 0
+        """Pending descriptors of all inodes."""
         self.refused = 0
-        """Messages that are no offers."""
+        """Messages that are no offers, or whose descriptor this process had no number left for."""
 
     def is_waiting(self) -> bool:
         """Whether the socket holds something (0.4 us; to try to receive costs an exception, 2 us)."""
@@ -89,7 +91,9 @@ class OfferReceiver:
     def take(self, inode: int) -> list[Offered]:
         """What was offered for an inode, oldest first, now the caller's."""
         self._drain()
-        return self._pending.pop(inode, [])
+        taken = self._pending.pop(inode, [])
+        self._count -= len(taken)
+        return taken
 
     def close(self) -> None:
         """Close the socket and every descriptor that nobody took."""
@@ -97,15 +101,15 @@ class OfferReceiver:
         self._socket.close()
 
     def _close_pending(self) -> None:
-        for offers in self._pending.values():
-            close_all(offers)
-        self._pending.clear()
+        while self._pending:
+            self._close(self._pending.popitem()[1])
 
     def _drain(self) -> None:
         space = socket.CMSG_SPACE(array.array("i").itemsize)
         with contextlib.suppress(OSError):  # EAGAIN: all taken; ECONNRESET: the worker died
             while True:
-                # Rights that do not fit are closed by the kernel; those that fit are close-on-exec (Python's recvmsg).
+                # Rights that do not fit, here or into this process's table of descriptors, are closed by the kernel;
+                # those that fit are close-on-exec.
                 message, ancillary, _, _ = self._socket.recvmsg(_OFFER.size + 1, space, socket.MSG_CMSG_CLOEXEC)
                 descriptors = array.array("i")
                 for level, kind, data in ancillary:
@@ -124,11 +128,16 @@ class OfferReceiver:
     def _remember(self, inode: int, offered: Offered) -> None:
         offers = self._pending.pop(inode, [])
         offers.append(offered)
+        self._count += 1
         if len(offers) > MOST_BLOCKS:
-            os.close(offers.pop(0).descriptor)
+            self._close([offers.pop(0)])
         self._pending[inode] = offers
-        if len(self._pending) > MOST_PENDING:
-            close_all(self._pending.popitem(last=False)[1])
+        while self._count > MOST_PENDING:
+            self._close(self._pending.popitem(last=False)[1])
+
+    def _close(self, offers: list[Offered]) -> None:
+        self._count -= len(offers)
+        close_all(offers)
 
 
 def close_all(offers: list[Offered]) -> None:

@@ -50,7 +50,7 @@ from fusecache.kernel.ending import end_parts, end_session
 from fusecache.kernel.first_look import FirstLook
 from fusecache.kernel.first_process import become, hold_signals
 from fusecache.kernel.handing_over import HandingOver
-from fusecache.kernel.keeping import Keeper
+from fusecache.kernel.keeping import AGAIN_S, Keeper
 from fusecache.kernel.log import Log
 from fusecache.kernel.part_watch import PartWatch
 from fusecache.kernel.parts import Part, ending, leader_is_dead
@@ -305,8 +305,7 @@ class Supervisor:
             return
         self._agent_watch.started()
         self._look_at_agent()
-        if self._agent.gate_link is not None:
-            self._gate.send({"kind": "agent"}, (self._agent.gate_link.fileno(),))
+        self._hand_agent_to_gate()
 
     def _look_at_agent(self) -> None:
         """Every LOOK_S while it runs: ask for a sign of life."""
@@ -477,10 +476,13 @@ class Supervisor:
         self._gate.begin(self._spec, session.gate_device, self._table_fd, settings)
         self._gate_watch.started()
         self._look_at_gate()  # its answer says that it is ready
-        if self._agent.running and self._agent.gate_link is not None:
-            again = self._gate.restarts > 0
-            self._gate.send({"kind": "agent", "again": again}, (self._agent.gate_link.fileno(),))
+        if self._agent.running:
+            self._hand_agent_to_gate(again=self._gate.restarts > 0)
         self._workers.gate_started()
+
+    def _hand_agent_to_gate(self, *, again: bool = False) -> None:
+        if self._agent.gate_link is not None:
+            self._gate.send({"kind": "agent", "again": again}, (self._agent.gate_link.fileno(),))
 
     def _launch_spare(self) -> None:
         """A gate that stands by: what takes time is an interpreter with its modules."""
@@ -522,6 +524,10 @@ class Supervisor:
                 self._handing.happens("gate emptied")
             elif kind == "worker_broken":
                 self._workers.is_broken(message)
+            elif kind == "not_now" and message.get("order") == "agent":
+                self._timers.after("agent's link", AGAIN_S, lambda: self._hand_agent_to_gate(again=True))
+            elif kind == "not_now":
+                self._workers.is_not_taken(message)
             elif kind == "status":
                 self._gate_watch.answered()
                 self._workers.look(message)

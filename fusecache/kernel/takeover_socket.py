@@ -11,6 +11,7 @@ A new side puts its socket in the old one's place by rename, so that there is al
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import socket
@@ -23,6 +24,7 @@ from fusecache.kernel.takeover_messages import CREDENTIALS, Line
 
 CONNECT_S: Final = 5.0
 _BACKLOG: Final = 4
+_NONE_LEFT: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 
 
 class TakeoverSocket:
@@ -54,10 +56,13 @@ class TakeoverSocket:
         return self._socket.fileno()
 
     def accept(self) -> Line | None:
-        """Who has come; None: nobody, or somebody who must not."""
+        """Who has come; None: nobody, or somebody who must not. OSError when there is no descriptor for it: whoever has
+        come waits."""
         try:
             connection, _ = self._socket.accept()
-        except OSError:
+        except OSError as failure:
+            if failure.errno in _NONE_LEFT:
+                raise
             return None
         if not _is_trusted(connection):
             connection.close()

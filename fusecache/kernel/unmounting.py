@@ -63,7 +63,12 @@ class Unmounting:
             return
         mountpoint = self._session.mountpoint
         self._detached = lazy
-        self.pid = fork_call(lambda: device.unmount(mountpoint, lazy=lazy))
+        try:
+            self.pid = fork_call(lambda: device.unmount(mountpoint, lazy=lazy))
+        except OSError as failure:
+            self._log.error("no process for umount2(2)", mountpoint=mountpoint, reason=failure.strerror)
+            self._done()  # `ending` detaches it
+            return
         self._timers.after("unmount", UNMOUNT_S, self._late)
         if lazy:
             self._log.warning("the mount is busy: detached, open files end with this process", mountpoint=mountpoint)

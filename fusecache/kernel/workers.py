@@ -2,8 +2,9 @@
 
 A worker that died is started anew at once, for it costs callers nothing but a pause: the gate has its requests. A gate
 that died leaves them running: the next one gets the same sockets and slots. When
-every one of them dies at its start, again and again, the gate is told to answer EIO, and each is tried every 10 s
-(`restart_policy`). One that hangs prints its stacks and is killed.
+every one of them dies at its start, again and again, or can't be started (no processes, no descriptors), the gate is
+told to answer EIO until one is ready; each is tried again and again (`restart_policy`, `keeping`). One that hangs
+prints its stacks and is killed.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from fusecache.kernel.channel import Message
-from fusecache.kernel.keeping import Keeper, PartFailed
+from fusecache.kernel.keeping import AGAIN_S, Keeper, PartFailed
 from fusecache.kernel.log import Log
 from fusecache.kernel.roles import Gate, Worker
 from fusecache.kernel.session import MountSession
@@ -95,10 +96,7 @@ class Workers:
         if not self._serving and worker.policy.looping:
             raise PartFailed(f"{worker.name} ended with {how} again and again before the mount was ready")
         self._timers.after(worker.name, delay_s, lambda: self._launch(worker))
-        if not self._failing and all(part.policy.looping and not part.ready for part in self.parts):
-            self._failing = True
-            self._log.error("every worker dies at its start: requests are answered EIO", workers=len(self.parts))
-            self._gate.send({"kind": "workers_failing", "failing": True})
+        self._look_whether_failing()
 
     def is_ready(self, message: Message) -> None:
         """The gate has its answer to INIT."""
@@ -111,6 +109,19 @@ class Workers:
             self._failing = False
             self._log.info("a worker is ready again", part=worker.name)
             self._gate.send({"kind": "workers_failing", "failing": False})
+
+    def is_not_taken(self, message: Message) -> None:
+        """The gate has no descriptors left for it now: try again, unless there is another gate or worker by then."""
+        worker = self.of(message.get("pid"))
+        if worker is None:
+            return
+        pids = worker.pid, self._gate.pid
+
+        def hand_again() -> None:
+            if (worker.pid, self._gate.pid) == pids:
+                worker.hand_to(self._gate)
+
+        self._timers.after(f"{worker.name} again", AGAIN_S, hand_again)
 
     def is_broken(self, message: Message) -> None:
         """The gate has closed its socket, for what it sent."""
@@ -139,6 +150,16 @@ class Workers:
         ):
             worker.hand_to(self._gate)
             self._timers.after(worker.name, START_S, lambda: self._is_late(worker))
+        else:
+            # No process, or no descriptor, to be had: as good as dead at its start. Callers must not wait for that.
+            worker.policy.died(time.monotonic(), None)
+            self._look_whether_failing()
+
+    def _look_whether_failing(self) -> None:
+        if not self._failing and all(part.policy.looping and not part.ready for part in self.parts):
+            self._failing = True
+            self._log.error("every worker dies at its start: requests are answered EIO", workers=len(self.parts))
+            self._gate.send({"kind": "workers_failing", "failing": True})
 
     def _is_late(self, worker: Worker) -> None:
         if worker.running and not worker.ready:

@@ -31,6 +31,7 @@ from fusecache.metrics import Metrics
 from fusecache.prefetch.read_buffer import Extent, ReadBuffer
 from fusecache.prefetch.window import Fetch, FetchWindow
 from fusecache.rpc.budget import Budget
+from fusecache.threads import NO_THREAD, in_thread, is_refused
 
 log = structlog.get_logger(__name__)
 
@@ -208,7 +209,7 @@ class Fetcher:
             if slot is None:
                 stream, ready = await self._fetch_promptly(block, extent, budget)
                 if stream is None or ready is None:
-                    data, source = await trio.to_thread.run_sync(
+                    data, source = await in_thread(
                         self._fetch_once, block, extent, budget, confirm, stream, limiter=self._limiter
                     )
                 else:
@@ -217,7 +218,7 @@ class Fetcher:
                         await self._confirmed(confirm)
             else:
                 async with slot.lock:
-                    data, source = await trio.to_thread.run_sync(
+                    data, source = await in_thread(
                         self._fetch_on, slot, block, extent, budget, confirm, limiter=self._limiter
                     )
         except FusecacheError as error:
@@ -226,7 +227,10 @@ class Fetcher:
             self.buffer.fail(extent, UpstreamError("the mount is being shut down"))
             raise
         except Exception as error:  # a bug here must fail these reads, not the whole mount
-            log.exception("fetch failed unexpectedly", block_id=block.block_id)
+            if isinstance(error, RuntimeError) and is_refused(error):
+                error = Unavailable(NO_THREAD)
+            else:
+                log.exception("fetch failed unexpectedly", block_id=block.block_id)
             self.buffer.fail(extent, error)
         else:
             self._bytes[source].inc(len(data))
@@ -272,7 +276,7 @@ class Fetcher:
         try:
             confirm(0.0)
         except Unavailable:
-            await trio.to_thread.run_sync(confirm, limiter=self._limiter)
+            await in_thread(confirm, limiter=self._limiter)
 
     def _fetch_once(
         self, block: Block, extent: Extent, budget: Budget, confirm: Confirm, stream: Stream | None
@@ -348,7 +352,10 @@ class Fetcher:
             stream, slot.stream = slot.stream, None
             slot.promised = -1
             if stream is not None:
-                await trio.to_thread.run_sync(stream.close, limiter=self._limiter)
+                try:
+                    await in_thread(stream.close, limiter=self._limiter)
+                except Unavailable:
+                    stream.close()  # waits for a moment at most; an open stream would hold its block for longer
 
 
 def _tell(token: trio.lowlevel.TrioToken, event: trio.Event) -> None:

@@ -32,6 +32,7 @@ from fusecache.metrics import Metrics
 from fusecache.prefetch.fetcher import BlockSource, Confirm, Fetcher
 from fusecache.prefetch.open_blocks import OpenBlock, OpenBlocks
 from fusecache.rpc.budget import Budget
+from fusecache.threads import in_thread
 
 log = structlog.get_logger(__name__)
 
@@ -288,7 +289,7 @@ class FileReader:
         readers = self._readers
         check = readers.context.confirm(self.entry, whole=False)
         try:
-            await trio.to_thread.run_sync(lambda: check(compare=compare), limiter=readers.limiter)
+            await in_thread(lambda: check(compare=compare), limiter=readers.limiter)
         except StaleId:
             self._stale = True
             raise
@@ -334,7 +335,7 @@ class FileReader:
         if index in self._learned or not block.locations or not readers.settings.zero_rpc_reads:
             return None
         self._learned.add(index)
-        fd = await trio.to_thread.run_sync(readers.client.learn_local, block, budget, limiter=readers.limiter)
+        fd = await in_thread(readers.client.learn_local, block, budget, limiter=readers.limiter)
         if fd is None:
             return None
         opened = readers.open_blocks.adopt(block, fd)
@@ -472,7 +473,7 @@ class Readers:
         """`size` bytes of a local block file in a thread; OSError when it can't give them all."""
         opened.users += 1
         try:
-            data = await trio.to_thread.run_sync(_pread_all, opened.fd, offset, size, limiter=self.limiter)
+            data = await in_thread(_pread_all, opened.fd, offset, size, limiter=self.limiter)
             if opened.rewritten():
                 raise OSError(errno.ESTALE, "the file that it is a link to was written to")
         finally:

@@ -6,6 +6,9 @@ nothing here authenticates, retries or knows a message.
 
 from __future__ import annotations
 
+import traceback
+from importlib import import_module
+
 import grpc
 
 from fusecache.rpc.tls import TlsFiles, load_credentials
@@ -55,6 +58,21 @@ def make_channel(
     if tls is None:
         return grpc.insecure_channel(target, options=options)
     return grpc.secure_channel(target, load_credentials(tls), options=options)
+
+
+_START_THREAD = "_run_channel_spin_thread"
+"""Of grpcio (1.80 to 1.85): starts the thread that serves all calls of a channel, for as long as there are any."""
+
+
+def lost_its_thread(refusal: RuntimeError) -> bool:
+    """Whether this is what a channel raised that could not start its thread. grpcio counts the call as under way all
+    the same, and starts no thread for later ones: no call is answered again, and `close` waits for ever."""
+    return any(frame.f_code.co_name == _START_THREAD for frame, _ in traceback.walk_tb(refusal.__traceback__))
+
+
+def start_its_thread(channel: grpc.Channel) -> None:
+    """Start it after all, once. RuntimeError when there is still none."""
+    getattr(import_module(type(channel).__module__), _START_THREAD)(getattr(channel, "_call_state"))  # noqa: B009 - no part of the interface
 
 
 def make_controller_channel(target: str) -> grpc.aio.Channel:

@@ -1,8 +1,8 @@
 """One retry loop for unary calls: a total budget, a deadline per try, jittered pauses that grow.
 
 The caller gives the call (it gets the seconds of its try), and the answer to "may a second try help?"
-(`alluxio.status.is_temporary`): this module knows no protocol. When the budget ends, the last error is
-raised as it came.
+(`alluxio.status.is_temporary`): this module knows no protocol. When the budget ends, an error is raised as it came:
+that of the last try that the end did not cut short.
 """
 
 from __future__ import annotations
@@ -45,10 +45,14 @@ def call_with_retry(
     rng: random.Random,
     on_retry: Callable[[int, BaseException], None],
 ) -> T:
-    """`call(seconds)` until it answers, fails for good, or the budget ends; then the last error is raised.
+    """`call(seconds)` until it answers, fails for good, or the budget ends.
 
-    There is always one try. A pause never reaches beyond the budget, and no try starts after its end.
+    Then the error of the try before the last is raised, if there was one, with the last as its cause: the last one had
+    the rest of the budget, a millisecond perhaps, and says little more than that ("no answer to the login" was hidden
+    behind a look for the primary that had been cut off). There is always one try. A pause never reaches beyond the
+    budget, and no try starts after its end.
     """
+    before: BaseException | None = None
 
     def wait(state: tenacity.RetryCallState) -> float:
         return min(pause_s(state.attempt_number, rng), budget.remaining_s())
@@ -57,10 +61,19 @@ def call_with_retry(
         return budget.spent()
 
     def before_sleep(state: tenacity.RetryCallState) -> None:
+        nonlocal before
         if state.outcome is not None:
             error = state.outcome.exception()
             if error is not None:
+                before = error
                 on_retry(state.attempt_number, error)
+
+    def exhausted(state: tenacity.RetryCallState) -> T:
+        last = state.outcome.exception() if state.outcome is not None else None
+        assert last is not None  # the loop goes on, or stops, after failures only
+        if before is None:
+            raise last
+        raise before from last
 
     def sleep(seconds: float) -> None:
         clock.sleep(seconds)
@@ -71,6 +84,6 @@ def call_with_retry(
         stop=stop,
         before_sleep=before_sleep,
         sleep=sleep,
-        reraise=True,
+        retry_error_callback=exhausted,
     )
     return retrying(lambda: call(budget.per_try_s(try_s)))

@@ -52,8 +52,9 @@ class StallWatch:
             closed = self._closed
             if not closed:
                 if self._thread is None:
-                    self._thread = threading.Thread(target=self._run, name="stall-watch", daemon=True)
-                    self._thread.start()
+                    thread = threading.Thread(target=self._run, name="stall-watch", daemon=True)
+                    thread.start()  # RuntimeError when there is no thread to be had: the next call tries again
+                    self._thread = thread
                 self._live.add(watched)
                 if self._asleep:
                     # Not for every call: while calls come one after the other the thread looks by itself every tick.

@@ -23,7 +23,9 @@ from tests.t4_mount.modes import MODES, unavailable
 
 pytestmark = [needs_fuse, pytest.mark.timeout(300)]
 
-KILLS = 10
+KILLS = 6
+"""Of workers, in each mode; `make soak` has hundreds, of all parts."""
+
 READERS = 8
 SIZES = (0, 1, 4095, 4096, 4097, 20_000, 70_000, 300_000, 3_000_000)
 
@@ -61,7 +63,7 @@ def scene(board: Board, tmp_path_factory: pytest.TempPathFactory, *flags: str) -
         yield Scene(board, mount, place, names)
 
 
-@pytest.fixture(scope="module", params=["no-open", "passthrough"])
+@pytest.fixture(scope="module", params=["no-open", pytest.param("passthrough", marks=pytest.mark.long)])
 def board(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Board]:
     if why := unavailable(MODES[request.param]):
         pytest.skip(why)

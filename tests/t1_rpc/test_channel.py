@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fusecache.kernel.channel import MAX_MESSAGE_BYTES, MAX_WAITING, Channel, parsed, socket_pair
+from tests.support.limits import no_more_descriptors
 
 
 @pytest.fixture
@@ -95,6 +96,24 @@ def test_a_part_that_does_not_listen_loses_the_oldest(ends: tuple[Channel, socke
         channel.flush()
     got += everything(theirs)
     assert got == [*range(taken), *range(taken + 1, last + 1)], "message `taken` was the oldest that waited"
+
+
+def test_f17_without_descriptors_a_message_that_would_wait_with_one_is_lost(
+    ends: tuple[Channel, socket.socket],
+) -> None:
+    channel, theirs = ends
+    number = 0
+    while not channel.has_waiting:
+        channel.send({"kind": "status", "number": number})
+        number += 1
+    with no_more_descriptors(os.getpid()):
+        channel.send({"kind": "worker", "number": -1}, (theirs.fileno(),))
+    channel.send({"kind": "status", "number": number})
+    got = everything(theirs)
+    while channel.has_waiting:
+        channel.flush()
+        got += everything(theirs)
+    assert got == list(range(number + 1))
 
 
 def test_the_end_of_a_part_is_seen_after_its_last_words(ends: tuple[Channel, socket.socket]) -> None:

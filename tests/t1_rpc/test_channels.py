@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import threading
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -129,6 +131,34 @@ def test_channel_proxy_of_the_environment_is_not_used(
         monkeypatch.setenv(name, "http://127.0.0.1:1")
     monkeypatch.setenv("no_proxy", "")
     assert make_client(master).connect(budget).primary == master.target
+
+
+def test_f17_channel_that_got_no_thread_gets_it_later(
+    master: ScriptedAlluxio,
+    make_client: MakeClient,
+    short: Callable[[], Budget],
+    budget: Budget,
+    monkeypatch: pytest.MonkeyPatch,
+    expected_logs: Declare,
+) -> None:
+    """grpcio by itself never serves a channel again whose thread it could not start."""
+    expected_logs("master does not answer", optional=True)
+    client = make_client(master)
+    refused: list[str] = []
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if any(call.name == "_run_channel_spin_thread" for call in traceback.extract_stack()):  # none of the server's
+            refused.append(thread.name)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(Unavailable, match="no thread"):
+            client.connect(short())
+    assert len(refused) > 1
+    assert client.connect(budget).primary == master.target
 
 
 @pytest.mark.parametrize("target", ["no-such-host.invalid:19998", "127.0.0.1:1", "[::1]:1"])

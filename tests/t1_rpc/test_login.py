@@ -11,6 +11,7 @@ import grpc
 import pytest
 
 from fusecache.alluxio.client import AlluxioClient
+from fusecache.clock import SystemClock
 from fusecache.errors import AuthenticationFailed, Unavailable, UsageError
 from fusecache.pb.alluxio.sasl_server_pb2 import CHALLENGE, SUCCESS, SaslMessage
 from fusecache.rpc.budget import Budget
@@ -164,7 +165,7 @@ def test_login_server_that_wants_another_step_is_refused(
 
 
 def test_f15_handshake_that_never_ends_is_given_up(
-    served: ScriptedAlluxio, make_client: MakeClient, short: Callable[[], Budget], expected_logs: Declare
+    served: ScriptedAlluxio, make_client: MakeClient, clock: SystemClock, expected_logs: Declare
 ) -> None:
     expected_logs("master does not answer")
     gone = threading.Event()
@@ -179,9 +180,9 @@ def test_f15_handshake_that_never_ends_is_given_up(
         yield from ()
 
     served.on("authenticate", silent)
-    client = make_client(served, settings={"connect_s": 0.3})
+    client = make_client(served, settings={"connect_s": 1.0})
     with pytest.raises(Unavailable, match="no answer to the login"):
-        stat(client, short())
+        stat(client, Budget(clock, 3.5))
     assert served.calls("authenticate")
     assert gone.wait(5), "the abandoned handshake was not cancelled"
 

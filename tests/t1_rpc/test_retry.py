@@ -87,12 +87,24 @@ def test_retry_final_failure_is_raised_at_once() -> None:
     assert len(call.limits) == 2
 
 
-def test_retry_spent_budget_raises_the_last_error_in_time() -> None:
+def test_retry_spent_budget_raises_in_time_what_the_try_before_the_last_said() -> None:
+    """The last one has what is left of the budget, and seldom more to say than that."""
     clock = StillClock()
     call = Flaky(clock, [Later(str(n)) for n in range(1000)])
-    with pytest.raises(Later):
+    with pytest.raises(Later) as raised:
         run(clock, call, 20.0)
     assert clock.time_s - 1000.0 == pytest.approx(20.0)
+    tries = len(call.limits)
+    assert tries > 2
+    assert str(raised.value) == str(tries - 2)
+    assert str(raised.value.__cause__) == str(tries - 1)
+    assert call.limits[-1] < 0.01, "the last try had no time"
+
+
+def test_retry_budget_of_one_try_raises_what_that_one_said() -> None:
+    clock = StillClock()
+    with pytest.raises(Later, match="alone"):
+        run(clock, Flaky(clock, [Later("alone")], takes_s=100.0), 20.0)
 
 
 def test_retry_no_try_is_given_more_than_what_is_left() -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from http.server import HTTPServer
+from typing import Any
 
 import pytest
 
@@ -13,6 +18,7 @@ from fusecache import status_http
 from fusecache.errors import StateError
 from fusecache.status_http import StatusServer
 from tests.support import log_noise
+from tests.support.limits import no_more_descriptors
 
 
 class State:
@@ -121,6 +127,46 @@ def test_connection_that_sends_nothing_is_cut_off(server: StatusServer, monkeypa
     with connect(server) as silent:
         silent.sendall(b"GET /heal")
         assert ended(silent)
+    assert get(server, "/healthz") == (200, "ok\n")
+
+
+def test_f17_no_descriptor_left_is_no_endless_loop_and_who_came_is_answered(
+    server: StatusServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(status_http, "ACCEPT_PAUSE_S", 0.2)
+    tried_at_s: list[float] = []
+    twice = threading.Event()
+    accept = HTTPServer.get_request
+
+    def get_request(self: HTTPServer) -> Any:
+        tried_at_s.append(time.monotonic())
+        if len(tried_at_s) >= 2:
+            twice.set()
+        return accept(self)
+
+    monkeypatch.setattr(HTTPServer, "get_request", get_request)
+    host, port = server.address.rsplit(":", 1)
+    with socket.socket() as waiting:
+        waiting.settimeout(10)
+        with no_more_descriptors(os.getpid()):
+            waiting.connect((host, int(port)))
+            assert twice.wait(10)
+        assert tried_at_s[1] - tried_at_s[0] >= 0.2
+        waiting.sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
+        assert waiting.recv(100).startswith(b"HTTP/1.0 200")
+
+
+def test_f17_no_thread_left_costs_connections_and_not_their_places(
+    server: StatusServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        for _ in range(status_http.MAX_CONNECTIONS + 1):
+            with connect(server) as refused:
+                assert ended(refused)
     assert get(server, "/healthz") == (200, "ok\n")
 
 

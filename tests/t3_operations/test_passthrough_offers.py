@@ -19,7 +19,7 @@ from fusecache.clock import SystemClock
 from fusecache.daemon.comparisons import Comparisons
 from fusecache.daemon.passthrough_offers import PassthroughOffers
 from fusecache.errors import Unavailable
-from fusecache.kernel.offers import OfferReceiver, close_all
+from fusecache.kernel.offers import MOST_PENDING, OfferReceiver, OfferSender, close_all
 from fusecache.prefetch.open_blocks import OpenBlock, OpenBlocks
 
 FOLDER = 77
@@ -218,3 +218,21 @@ async def test_passthrough_offers_forget_confirmations_when_the_wall_clock_jumps
         offers.offer(entry_of(5, 7), 0, block)
         assert taken(gate, 5) is None
         nursery.cancel_scope.cancel()
+
+
+def test_f17_offers_without_end_do_not_take_all_descriptors(tmp_path: Path) -> None:
+    """A worker that offers and does not answer: the oldest are closed, whether of one inode or of many."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    receiver, sender = OfferReceiver(ours.detach()), OfferSender(theirs.detach())
+    path = tmp_path / "block"
+    path.write_bytes(b"content")
+    with path.open("rb") as file:
+        before = len(os.listdir("/proc/self/fd"))
+        for number in range(4 * MOST_PENDING):
+            assert sender.offer(number // 32, file.fileno(), number % 32, 7)
+            assert receiver.take(10**6) == []  # nobody's: but everything is received
+        assert len(os.listdir("/proc/self/fd")) - before == MOST_PENDING
+        assert taken(receiver, 4 * MOST_PENDING // 32 - 1) == b"content", "the latest are there"
+        assert taken(receiver, 0) is None
+    sender.close()
+    receiver.close()

@@ -83,6 +83,14 @@ class LiveMount:
         opens: dict[str, int] = self.gate().get("opens", {})
         return sum(count for how, count in opens.items() if how.startswith("passthrough"))
 
+    def reads(self) -> int:
+        """READ requests of the kernel so far. Workers count what they answered, and the gate answers many itself: what
+        is local, in whichever mode, as soon as it is stored."""
+        gate = self.gate()
+        if gate:
+            return int(gate["answered"].get("READ", 0) + gate["dispatched"].get("READ", 0))
+        return int(by_label(self.metrics(), "fusecache_requests_total", "op").get("read", 0))
+
     def parts(self) -> dict[str, Part]:
         """The processes of the mount that a supervisor looks after, by name; empty in classic mode."""
         return {

@@ -9,7 +9,7 @@ import pytest
 
 from fusecache.daemon.mountpoint import find_mount
 from tests.support.mounting import needs_fuse
-from tests.t4_mount.board import Board, Place, started
+from tests.t4_mount.board import Board, started
 from tests.t4_mount.live_mount import by_label, eventually
 
 pytestmark = needs_fuse
@@ -27,17 +27,13 @@ def test_mount_read_ahead_is_in_force_and_makes_requests_large(board: Board) -> 
     assert info is not None
     setting = Path(f"/sys/class/bdi/{info.device}/read_ahead_kb")
     eventually(lambda: setting.read_text().strip() == "1024", "read-ahead of 1 MiB, set once reads work")
-    before = reads(place)
+    before = place.mount.reads()
     # Not local yet, so that in no mode the kernel reads it by itself.
     with (place.shown / "big").open("rb", buffering=0) as file:
         while file.read(MIB):
             pass
-    assert 64 <= reads(place) - before <= 64 * 2, "requests of 1 MiB, and a few smaller ones where read-ahead starts"
-
-
-def reads(place: Place) -> float:
-    """READ requests that were answered so far."""
-    return by_label(place.mount.metrics(), "fusecache_requests_total", "op")["read"]
+    read = place.mount.reads() - before
+    assert 64 <= read <= 64 * 2, "requests of 1 MiB, and a few smaller ones where read-ahead starts"
 
 
 def test_mount_options_are_read_only_without_suid_and_devices(board: Board) -> None:

@@ -33,6 +33,7 @@ from fusecache.errors import (
 )
 from fusecache.kernel.control_listener import ControlListener
 from tests.support import log_noise
+from tests.support.limits import no_more_descriptors
 
 TIMEOUT_S = 10.0
 
@@ -136,6 +137,12 @@ async def test_handler_that_does_not_end_is_given_up(path: Path, monkeypatch: py
 async def test_call_without_answer_in_time_is_interrupted(path: Path) -> None:
     with pytest.raises(InterruptedWait, match=r"did not answer 'endless' within 0\.2 s"):
         await ask(path, "endless", 0.2)
+
+
+def test_f17_call_without_a_descriptor_is_a_mount_error(tmp_path: Path) -> None:
+    """`serve` asks its mounts every few seconds, in a thread that must not end by it."""
+    with no_more_descriptors(os.getpid()), pytest.raises(MountError, match="Too many open files"):
+        call(tmp_path / "control.sock", "status", TIMEOUT_S)
 
 
 async def test_privileged_kind_is_open_to_the_daemons_user(path: Path) -> None:

@@ -250,6 +250,7 @@ def test_sigterm_detached_daemon_does_not_take_the_next_mount_with_it(
             until_dead([pid], "the new daemon ends")
 
 
+@pytest.mark.long
 def test_sigterm_while_no_master_answers_ends_in_time(
     folder: Path, tmp_path: Path, mountpoint: Path, environment: dict[str, str], expected_logs: Callable[..., None]
 ) -> None:
@@ -300,6 +301,40 @@ def test_kill_9_leaves_a_dead_mount_that_the_next_mount_replaces(
     assert not is_mounted(mountpoint)
 
 
+def test_recovery_that_comes_before_its_cluster_is_made_up_for_later(
+    folder: Path, tmp_path: Path, mountpoint: Path, environment: dict[str, str]
+) -> None:
+    """User report 5: who wants to bring a dead mount back while its cluster is away is told, leaves the place as it can
+    be used, and can try again; who waits for the mount looks at what is, and is let go once it serves."""
+    with (
+        embedded_server(folder, tmp_path / "server") as server,
+        FaultyProxy(server.master_target) as proxy,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        source = f"alluxio://{proxy.target}/"
+
+        def start(*flags: str) -> subprocess.CompletedProcess[str]:
+            return run("mount", "--daemon", source, str(mountpoint), *flags, environment=environment, timeout_s=60)
+
+        pid = pid_of(start())
+        children = descendants(pid)
+        os.kill(pid, signal.SIGKILL)
+        until_dead([pid, *children], "the mount is dead")
+        proxy.down()
+        waiting = pool.submit(run, "wait", "--timeout-s", "60", str(mountpoint), environment=environment, timeout_s=60)
+        early = start("--metadata-budget-s", "1s")
+        assert early.returncode == 6, early.stderr
+        assert mounts_at(mountpoint) <= 1
+        assert not waiting.done(), waiting.result()
+        proxy.heal()
+        again = start()
+        assert again.returncode == 0, again.stderr
+        assert waiting.result().returncode == 0
+        assert mounts_at(mountpoint) == 1
+        assert (mountpoint / "file").read_bytes() == CONTENT
+        assert run("umount", str(mountpoint), environment=environment).returncode == 0
+
+
 def test_umount_is_idempotent_and_takes_dead_mounts_down(
     folder: Path, mountpoint: Path, environment: dict[str, str]
 ) -> None:
@@ -334,7 +369,7 @@ def test_umount_of_a_busy_mount_detaches_after_its_time(
     until_dead([pid], "the daemon ends with the last open file")
 
 
-@pytest.mark.parametrize("same_source", [True, False])
+@pytest.mark.parametrize("same_source", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_two_starts_at_once_one_wins_and_the_other_is_told(
     folder: Path, tmp_path: Path, mountpoint: Path, environment: dict[str, str], same_source: bool
 ) -> None:

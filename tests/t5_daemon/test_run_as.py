@@ -202,6 +202,7 @@ def test_another_user_at_the_next_start_is_no_obstacle(source: Path, reachable: 
     assert folders == {"metadata" if user is None else f"metadata-{user}": user or 0 for user in users}
 
 
+@pytest.mark.long
 def test_an_upgrade_takes_rights_away_while_files_are_read(
     source: Path, reachable: Path, expected_logs: Callable[..., None]
 ) -> None:

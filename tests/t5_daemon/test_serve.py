@@ -140,6 +140,7 @@ def test_serve_stuck_mount_is_unhealthy_and_not_ready(serve: Serve) -> None:
     assert serve.get("/healthz") == serve.get("/readyz") == (200, "ok\n")
 
 
+@pytest.mark.long
 def test_serve_signal_ends_a_stuck_mount_too(serve: Serve) -> None:
     """Kubernetes sends SIGTERM to what its probe found stuck, and kills everything if that did not help."""
     stuck = serve.child(0)

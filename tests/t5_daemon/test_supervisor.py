@@ -543,6 +543,7 @@ def test_sigkill_of_the_supervisor_leaves_no_process_and_no_caller_waits(
     assert is_mounted(mount.mountpoint), "a dead mount stays, which the next start takes down"
 
 
+@pytest.mark.long
 def test_workers_that_die_at_their_start_mean_eio_until_one_lives(
     start: Start, expected_logs: Callable[..., None]
 ) -> None:

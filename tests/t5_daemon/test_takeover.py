@@ -27,6 +27,7 @@ from fusecache.kernel import features, probe
 from fusecache.kernel.takeover_messages import PROTOCOLS, LineLost
 from fusecache.kernel.takeover_socket import connect
 from tests.support import stand_in_worker
+from tests.support.limits import no_more_descriptors
 from tests.support.mounting import is_mounted, needs_fuse
 from tests.support.supervised import PACKAGE_FOLDER, SOURCE, WAIT_S, Supervised, runs, until
 from tests.support.taker import Taker
@@ -432,3 +433,23 @@ def test_a_build_without_a_common_protocol_refuses(start: Start, tmp_path: Path)
     with Taker(mount.takeover_socket, SOURCE) as taker:
         assert "it speaks the take-over protocols 90 to 91" in taker.hear("refused")["text"]
     serves(mount)
+
+
+def test_f17_who_comes_while_the_old_side_has_no_descriptor_left_waits_or_is_told(
+    start: Start, expected_logs: Callable[..., None]
+) -> None:
+    """And the old side does not look for it all the time meanwhile, and serves on."""
+    expected_logs("who comes to take over has to wait")
+    expected_logs(GONE, count=1)
+    expected_logs(BACK, count=1)
+    expected_logs("the agent ended, reads go on", count=1)
+    old = start()
+    with no_more_descriptors(old.pid):
+        taker = Taker(old.takeover_socket, SOURCE)
+        until(lambda: "who comes to take over has to wait" in old.events(), "it can't be let in")
+        assert old.read("file").stdout == CONTENT
+    with taker:
+        taker.hear("yielding")
+    until(lambda: BACK in old.events(), "the old side goes on")
+    assert old.events().count("who comes to take over has to wait") < 20
+    serves(old)
