@@ -344,8 +344,9 @@ class _Group:
         point = process.plan.mountpoint
         if self._successors.get(point) is process:
             del self._successors[point]
-            # With the reason in the event, for of one kind only the first one in a while is logged.
-            log.error(f"mount_not_reloaded {point}: {failure}")
+            if not self._is_stopping:
+                # With the reason in the event, for of one kind only the first one in a while is logged.
+                log.error(f"mount_not_reloaded {point}: {failure}")
             how = self._ended_early.pop(point, None)
             if how is None:
                 return  # the one that has it goes on, or its end comes next
@@ -484,7 +485,9 @@ class _Group:
         return metrics.merge(texts, "mount")
 
     def _why_unhealthy(self) -> str | None:
-        for process in list(self._serving.values()):
+        for point, process in list(self._serving.items()):
+            if point in self._successors:
+                continue  # nobody there answers for some seconds (of S42), while reads go on
             if process.exit_code is None and process.pid in self._ready:
                 try:
                     self._ask(process, "status")

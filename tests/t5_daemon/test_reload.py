@@ -7,9 +7,12 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -243,10 +246,21 @@ def test_serve_replaces_adds_and_ends_mounts(source: Path, tmp_path: Path, expec
 
     def write(*mounts: tuple[Path, Path, int]) -> None:
         rows = [f"  - {{source: {folder}, mountpoint: {point}, workers: {count}}}" for folder, point, count in mounts]
-        file.write_text("\n".join(["mounts:", *rows, ""]))
+        file.write_text("\n".join([f"metrics_address: {address}", "mounts:", *rows, ""]))
 
     def supervisor(point: Path) -> int:
         return parts(point, tmp_path)["supervisor"]
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+
+    def health() -> int:
+        try:
+            with urllib.request.urlopen(f"http://{address}/healthz", timeout=START_S) as answer:
+                return int(answer.status)
+        except urllib.error.HTTPError as failure:
+            with failure:
+                return failure.code
 
     write((source, points[0], 1), (other, points[1], 1))
     with Daemon(tmp_path, "serve", "--config", file, "--ready-file", ready) as daemon:
@@ -255,6 +269,8 @@ def test_serve_replaces_adds_and_ends_mounts(source: Path, tmp_path: Path, expec
             load.wait_for_calls(20)
             write((source, points[0], 2), (other, points[1], 1), (third, points[2], 1))
             os.kill(pids[1], signal.SIGHUP)  # a mount's process passes it on to the one that has the file
+            daemon.says('"state": "yielded"')
+            assert health() == 200, "a mount that is being replaced is not sick"
             daemon.says("mount_reloaded")
             until(lambda: ready.exists() and is_mounted(points[2]), "the new mount is ready", START_S)
             load.wait_for_calls(20)
