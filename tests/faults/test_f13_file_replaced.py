@@ -108,7 +108,7 @@ OTHER = st.tuples(st.sampled_from(["open", "close", "refresh", "age"]), st.just(
 
 
 @settings(
-    max_examples=25, deadline=None, print_blob=True,
+    max_examples=25, print_blob=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )  # fmt: skip
 # Pinned. A block that a refused read had made its block worker store was then read from its file, under the old id.

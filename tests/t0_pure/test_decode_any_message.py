@@ -19,7 +19,7 @@ from fusecache.pb.alluxio import (
     meta_master_pb2,
 )
 
-EXAMPLES = settings(max_examples=80, deadline=None)
+EXAMPLES = settings(max_examples=80)
 
 # Small alphabets on purpose: collisions, separators and edges must be frequent, not one in 2**64.
 NAMES = st.lists(st.sampled_from([b"a", b"b", b".", b"/", b"\0", b"\xff", b"x" * 250]), max_size=3).map(b"".join)
@@ -163,7 +163,7 @@ def wire(fields: list[tuple[int, tuple[int, Any]]]) -> bytes:
     return out
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.sampled_from(DOORS), st.lists(FIELD, max_size=12).map(wire))
 def test_every_door_any_bytes_that_parse_give_a_value_or_a_refusal(
     door: tuple[type[Message], Callable[[Any], object]], data: bytes

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import trio
-from hypothesis import HealthCheck, example, given, note, settings
+from hypothesis import example, given, note, settings
 from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
@@ -285,7 +285,7 @@ async def run_steps(
             await settle(kernel)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60)
 @given(STEPS, st.sampled_from([1, 2, 8192]), st.booleans())
 @example(
     # A folder moves away, is listed in its new place, and comes back.

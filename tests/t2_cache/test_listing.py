@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fusecache.cache.listing import Committed, Intake, ListingLost, shelf_changes, sweep
@@ -104,7 +104,7 @@ def cleaned(listing: list[tuple[bytes, int, int, bool]]) -> dict[bytes, Entry]:
     return names
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(LISTINGS, min_size=1, max_size=5), st.sampled_from([1, 2, 5, 100]), st.data())
 def test_listing_after_listing_leaves_exactly_the_last_one(
     listings: list[list[tuple[bytes, int, int, bool]]], chunk: int, data: st.DataObject
@@ -136,7 +136,7 @@ def test_listing_after_listing_leaves_exactly_the_last_one(
         }  # fmt: skip
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40)
 @given(LISTINGS, LISTINGS, st.sampled_from([1, 3, 100]))
 def test_listing_with_names_or_ids_twice_leaves_the_tables_consistent(
     first: list[tuple[bytes, int, int, bool]], second: list[tuple[bytes, int, int, bool]], chunk: int

@@ -146,7 +146,7 @@ STEP = st.tuples(
 
 
 @settings(
-    max_examples=100, deadline=None, print_blob=True,
+    max_examples=100, print_blob=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )  # fmt: skip
 @example(

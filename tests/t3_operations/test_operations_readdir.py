@@ -110,7 +110,7 @@ changes = st.lists(
 
 
 @given(rounds=st.lists(st.tuples(changes, st.integers(1, 9)), min_size=1, max_size=8))
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_operations_readdir_what_does_not_change_is_listed_exactly_once(
     tmp_path: Path, rounds: list[tuple[list[Change], int]]
 ) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import trio
-from hypothesis import HealthCheck, example, given, note, settings
+from hypothesis import example, given, note, settings
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
@@ -223,7 +223,7 @@ async def run_restarted(folder: Path, clock: MockClock, steps: Steps, chunk: int
                 await living.__aexit__(None, None, None)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25)
 @given(STEPS, st.sampled_from([1, 8192]))
 @example(
     # A file is being written, listed meanwhile, and done.
@@ -244,7 +244,7 @@ def test_workers_answer_as_the_tree_does(steps: Steps, chunk: int) -> None:
         trio.run(run_compared, Path(folder), clock, steps, chunk, clock=clock)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25)
 @given(RESTARTS, st.sampled_from([1, 8192]))
 @example(
     # A folder that is not listed when its agent ends.
