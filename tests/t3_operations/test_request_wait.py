@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from time import thread_time
 
@@ -10,6 +12,8 @@ import pytest
 import trio
 
 from fusecache.fs.request_wait import BURST, _Trio
+
+PATIENCE_S = 30.0
 
 
 @pytest.fixture
@@ -106,3 +110,52 @@ def test_request_wait_everything_else_is_trios_own() -> None:
     seen = _Trio(0)
     assert seen.open_nursery is trio.open_nursery
     assert seen.lowlevel.current_task is trio.lowlevel.current_task
+
+
+TAKEN_BACK = """
+import socket, struct
+import pyfuse3, trio, trio.testing
+from fusecache.fs import request_wait
+
+ours, kernel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+def init(unique):
+    header = struct.pack("<IIQQIIIHH", 104, 26, unique, 0, 0, 0, 0, 0, 0)
+    kernel.send(header + struct.pack("<IIII48x", 7, 38, 1 << 20, 1 << 13))
+
+async def main():
+    options = set(pyfuse3.default_options) - {"default_permissions"}
+    pyfuse3.init(pyfuse3.Operations(), f"/dev/fd/{ours.fileno()}", options)
+    request_wait.install(0)
+    wait_readable = pyfuse3.trio.lowlevel.wait_readable
+    taken_back = trio.Event()
+
+    async def wait(descriptor):
+        await wait_readable(descriptor)
+        if not taken_back.is_set():
+            assert len(ours.recv(1 << 20)) == 104
+            taken_back.set()
+
+    pyfuse3.trio.lowlevel.wait_readable = wait
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(pyfuse3.main)
+        init(2)
+        await taken_back.wait()
+        await trio.testing.wait_all_tasks_blocked(0.1)
+        init(4)
+        await trio.lowlevel.wait_readable(kernel)
+        print("answered", struct.unpack_from("<IiQ", kernel.recv(1 << 20))[1:], flush=True)
+        kernel.close()
+
+trio.run(main)
+"""
+
+
+def test_request_wait_request_that_was_taken_back_does_not_stop_the_process() -> None:
+    """Seen: direct readers were killed, one of them between the wait and the read; the others hung until somebody else
+    asked for something, because reading with nothing there blocked the whole process."""
+    done = subprocess.run(
+        [sys.executable, "-c", TAKEN_BACK], capture_output=True, text=True, check=False, timeout=PATIENCE_S
+    )
+    assert "answered (0, 4)" in done.stdout, done.stderr
+    assert done.returncode == 0, done.stderr
