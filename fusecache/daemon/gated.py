@@ -4,7 +4,7 @@
          -> exec(supervisor)
 
 Where a mount was taken over (`daemon.takeover`), what is bound to its connection is kept. The supervisor also gets the
-command that mounted, for SIGHUP (`kernel.reloading`).
+command that mounted, for SIGHUP (`kernel.takeover.reloading`).
 
 The process keeps its id: who started `fusecache mount` finds the supervisor under it. Everything that needs libraries
 has happened before; the supervisor is standard library only. What it starts (`daemon.agent`, `daemon.worker`) gets the

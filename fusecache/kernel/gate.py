@@ -12,7 +12,7 @@ everything else goes to a worker with credits (`kernel.in_flight`) or waits for 
 worker dies, what it held goes to another one: callers see a pause, on any kernel.
 
 A gate that takes over (`standby`) has workers and agent before it reads: with `go` it gets what the gate before it had
-read and not answered (`kernel.carried`), and begins. `hand_over` is the other end of that.
+read and not answered (`takeover.carried`), and begins. `hand_over` is the other end of that.
 
 One thread does all of this and never blocks but in epoll; notifications are written by threads of their own
 (`kernel.notifications`). It spins before it sleeps (`kernel.spin`). Standard library only.
@@ -45,7 +45,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from fusecache.kernel import carried, open_table, wire
+from fusecache.kernel import open_table, wire
 from fusecache.kernel.answers import Answers, Unmounted
 from fusecache.kernel.backing import Backing, Registry
 from fusecache.kernel.direct_reads import DirectReads
@@ -61,6 +61,7 @@ from fusecache.kernel.process_name import set_process_name
 from fusecache.kernel.reply_slots import BadSlots
 from fusecache.kernel.spin import Spin
 from fusecache.kernel.store_room import StoreRoom
+from fusecache.kernel.takeover import carried
 
 REQUEST_BUFFER_BYTES: Final = (1 << 20) + 4096
 """The kernel refuses to read into less than fuse_in_header + fuse_write_in + max_write (libfuse's is 1 MiB at most)."""

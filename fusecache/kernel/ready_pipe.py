@@ -2,7 +2,7 @@
 
 One line on an inherited pipe: `ready`, or `error <exit code> <text>`. The pipe's end without a line means that the
 child died; its exit code says the rest. Used by `mount --daemon` (`daemon.background`), by `serve`, and where a mount
-is reloaded (`reloading`).
+is reloaded (`takeover.reloading`).
 """
 
 from __future__ import annotations

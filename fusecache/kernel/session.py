@@ -7,8 +7,8 @@ yet wait for the next gate in either case.
 
 INIT is read through the first clone, because its answer has to be written where it was read.
 
-A connection can come from another process (`taking_over`) and go to the next one (`handing_over`): it is the same then,
-with its INIT, its mode and its clone, and only one of the two ends it.
+A connection can come from another process and go to the next one (`takeover`): it is the same then, with its INIT, its
+mode and its clone, and only one of the two ends it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any, Final, Self
 from fusecache.errors import MountError
 from fusecache.kernel import device, init_message
 from fusecache.kernel.spec import MountSpec
-from fusecache.kernel.takeover_messages import Facts
+from fusecache.kernel.takeover.facts import Facts
 
 INIT_S: Final = 10.0
 """Seconds for the kernel's INIT after mount(2); it is there at once."""

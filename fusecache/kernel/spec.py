@@ -89,11 +89,11 @@ class MountSpec:
     meanwhile: what neither the kernel nor the workers know waits."""
 
     takeover: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Where another process has the mount: `line`, `descriptors` and `facts` of `taking_over`. Empty: mount."""
+    """Where another process has the mount: `line`, `descriptors` and `facts` of `takeover.new_side`. Empty: mount."""
 
     successor_argv: tuple[str, ...] = ()
-    """Starts the next process of this mount, which reads the configuration again (`reloading`). Empty: there is none,
-    and SIGHUP ends the mount."""
+    """Starts the next process of this mount, which reads the configuration again (`takeover.reloading`). Empty: there
+    is none, and SIGHUP ends the mount."""
 
     command_fd: int | None = None
     """Memfd with the command that mounted, passed on to that process unread."""

@@ -21,8 +21,8 @@ prints its stacks (ABRT) and is killed.
 Before the mount is ready a dead agent or gate, or a crash-looping worker, ends the start with an error.
 
 A later process on the same mount point takes the mount over: this one gives it what it holds and ends, and nobody's
-read fails (`handing_over`, `taking_over`). SIGHUP starts such a process, with the configuration as it is by then
-(`reloading`); this one then stays as its parent (`first_process`).
+read fails (`takeover`). SIGHUP starts such a process, with the configuration as it is by then
+(`takeover.reloading`); this one then stays as its parent (`takeover.first_process`).
 
 On the way down: unmount (a busy mount is detached after BUSY_S, and said so), let what is in flight finish for at most
 grace_s, then end workers, agent, embedded server. A second signal ends all at once.
@@ -48,22 +48,22 @@ from fusecache.kernel.channel import Channel, Message
 from fusecache.kernel.control_listener import ControlListener
 from fusecache.kernel.ending import end_parts, end_session
 from fusecache.kernel.first_look import FirstLook
-from fusecache.kernel.first_process import become, hold_signals
-from fusecache.kernel.handing_over import HandingOver
 from fusecache.kernel.keeping import AGAIN_S, Keeper
 from fusecache.kernel.log import Log
 from fusecache.kernel.part_watch import PartWatch
 from fusecache.kernel.parts import Part, ending, leader_is_dead
 from fusecache.kernel.process_name import set_process_name
-from fusecache.kernel.reloading import Reloading
 from fusecache.kernel.restart_policy import RestartPolicy
 from fusecache.kernel.roles import Agent, Gate
 from fusecache.kernel.session import MountSession
 from fusecache.kernel.signals import Signals, has_terminal
 from fusecache.kernel.spec import MountSpec
 from fusecache.kernel.status_table import describe
-from fusecache.kernel.takeover_states import NewAction
-from fusecache.kernel.taking_over import TakingOver
+from fusecache.kernel.takeover.first_process import become, hold_signals
+from fusecache.kernel.takeover.new_side import TakingOver
+from fusecache.kernel.takeover.old_side import HandingOver
+from fusecache.kernel.takeover.reloading import Reloading
+from fusecache.kernel.takeover.states import NewAction
 from fusecache.kernel.timers import Timers
 from fusecache.kernel.tuning import set_read_ahead
 from fusecache.kernel.unmounting import Unmounting
@@ -379,7 +379,7 @@ class Supervisor:
             self._ready_fd = None
 
     def _agent_ended(self, how: str) -> None:
-        if self._handing.state.is_active:
+        if self._handing.course.is_active:
             self._agent.ended()
             self._handing.part_ended()
             return
@@ -567,7 +567,7 @@ class Supervisor:
             self._outcome = Outcome(0, "")
         elif self._state != "serving":
             self._fail(UNEXPECTED, f"the gate ended with {how} before the mount was ready{reason}")
-        elif self._handing.state.is_active:
+        elif self._handing.course.is_active:
             self._handing.happens("gate ended")
         elif verdict.looping:
             self._fail(UNEXPECTED, f"the gate ended with {how} again and again{reason}")
@@ -611,7 +611,7 @@ class Supervisor:
 
     def _embedded_ended(self, how: str) -> None:
         self._embedded.ended()
-        if self._handing.state.is_active:
+        if self._handing.course.is_active:
             self._handing.part_ended()
         elif self._state in ("preparing", "starting"):
             self._fail(UNEXPECTED, f"the embedded server ended with {how} before the mount was ready")
@@ -635,10 +635,10 @@ class Supervisor:
     def _asked_to_end(self, by: str, exit_code: int) -> None:
         """`exit_code`: when nothing is served yet."""
         self._reloading.end()
-        if self._handing.state.is_active and self._ends_later is None:
+        if self._handing.course.is_active and self._ends_later is None:
             self._log.info("ending, once it is clear who has the mount", signal=by)
             self._ends_later = by
-        elif self._handing.state.is_active:
+        elif self._handing.course.is_active:
             self._fail(0, "")
         elif self._state == "stopping":
             self._log.warning("second signal: ending without waiting", signal=by)
@@ -673,7 +673,7 @@ class Supervisor:
     def _end_parts(self) -> None:
         """Everything that runs, in the order in which nobody misses what ends before it."""
         self._timers.clear()
-        goes_on = self._handing.state.is_given
+        goes_on = self._handing.course.is_given
         if self._reloading.successor.running and not self._is_succeeded:
             goes_on = goes_on and self._handing.taker_pid != self._reloading.successor.pid
             self._reloading.end()
@@ -701,7 +701,7 @@ class Supervisor:
         """SIGHUP, of somebody who wants the configuration to be read again."""
         if self._spec.parent_reloads:
             os.kill(os.getppid(), signal.SIGHUP)
-        elif self._state == "serving" and (self._reloading.is_under_way or not self._handing.state.is_active):
+        elif self._state == "serving" and (self._reloading.is_under_way or not self._handing.course.is_active):
             self._reloading.start()
         elif self._state != "stopping":
             self._timers.after("reload", RELOAD_AGAIN_S, self._reload)

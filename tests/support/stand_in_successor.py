@@ -1,4 +1,4 @@
-"""A successor without a mount (`kernel.reloading`): does what a test orders it to, in the folder FUSECACHE_STAND_IN.
+"""A successor without a mount (`takeover.reloading`): does what a test orders it to, in the folder FUSECACHE_STAND_IN.
 
 It is the n-th one that runs there, and writes its process id to `n`. Orders are files: `n ready` makes it say so;
 `n exit CODE` makes it end, without a word if it was not ready. SIGTERM is noted in `n asked` and ends it with 0, unless

@@ -13,19 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusecache.kernel import carried, takeover_messages
 from fusecache.kernel.init_message import plan_for
-from fusecache.kernel.takeover_messages import (
-    BadFacts,
-    Descriptors,
-    Facts,
-    Line,
-    LineLost,
-    common_protocol,
-    new_token,
-    refusal,
-    take_token,
-)
+from fusecache.kernel.takeover import carried
+from fusecache.kernel.takeover.facts import BadFacts, Descriptors, Facts
+from fusecache.kernel.takeover.line import MOST_DESCRIPTORS, Line, LineLost
+from fusecache.kernel.takeover.messages import common_protocol, refusal
+from fusecache.kernel.takeover.token import new_token, take_token
 
 INIT = struct.pack("<IIQQIIIHH", 104, 26, 2, 0, 0, 0, 0, 0, 0) + struct.pack("<IIII", 7, 45, 1 << 20, 1 << 22)
 INIT = INIT.ljust(104, b"\0")
@@ -153,7 +146,7 @@ def test_too_many_descriptors_end_the_line_and_none_stays_open() -> None:
     before = len(os.listdir("/proc/self/fd"))
     raw, end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with raw, contextlib.closing(Line(end)) as line, open(os.devnull) as sent:
-        socket.send_fds(raw, [b'{"kind": "given"}'], [sent.fileno()] * (takeover_messages.MOST_DESCRIPTORS + 3))
+        socket.send_fds(raw, [b'{"kind": "given"}'], [sent.fileno()] * (MOST_DESCRIPTORS + 3))
         with pytest.raises(LineLost):
             line.receive()
     assert len(os.listdir("/proc/self/fd")) == before

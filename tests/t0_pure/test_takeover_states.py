@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusecache.kernel.takeover_states import (
+from fusecache.kernel.takeover.states import (
     NEW,
     OLD,
+    NewCourse,
     NewEvent,
-    NewSide,
     NewState,
     OldAction,
+    OldCourse,
     OldEvent,
-    OldSide,
     OldState,
 )
 
@@ -27,7 +27,7 @@ GATE_BACK: set[OldAction] = {"refill gate", "replace gate"}
 
 def walked(*events: OldEvent) -> tuple[OldState, list[OldAction]]:
     """The state after these events, and all that was done on the way."""
-    side = OldSide(60)
+    side = OldCourse(60)
     done: list[OldAction] = []
     for event in events:
         done += side.step(event)
@@ -72,7 +72,7 @@ def test_every_way_back_to_serving(events: list[OldEvent], done: list[OldAction]
 @given(st.lists(st.sampled_from(OLD_EVENTS), max_size=40))
 def test_in_any_order_it_has_what_it_needs_when_it_serves(events: list[OldEvent]) -> None:
     """Whenever the mount is back, agent and gate run again, and no state on the way lasts for ever."""
-    side = OldSide(60)
+    side = OldCourse(60)
     parts, gate = True, True
     with_gate: set[OldState] = {"serving", "yielding", "yielded"}
     for event in events:
@@ -103,17 +103,17 @@ def test_nothing_but_serving_makes_the_old_side_leave() -> None:
 
 
 def test_the_new_side_in_order_and_alone() -> None:
-    side = NewSide()
+    side = NewCourse()
     assert [side.step("all ready"), side.step("drained"), side.step("all ready")] == [("say ready",), ("take",), ()]
     assert side.state == "serving"
-    alone = NewSide()
+    alone = NewCourse()
     assert [alone.step("orphaned"), alone.step("all ready"), alone.step("all ready")] == [("save",), ("serve",), ()]
     assert alone.state == "serving"
 
 
 @given(st.lists(st.sampled_from(NEW_EVENTS), max_size=20))
 def test_in_any_order_the_new_side_takes_or_saves_or_fails_once(events: list[NewEvent]) -> None:
-    side = NewSide()
+    side = NewCourse()
     done = [action for event in events for action in side.step(event)]
     assert sum(done.count(action) for action in ("take", "save", "fail")) <= 1  # type: ignore[arg-type]
     assert done.count("serve") <= done.count("save")

@@ -20,14 +20,14 @@ from collections.abc import Iterator
 from typing import Final
 
 from fusecache.errors import MountError, StateError
-from fusecache.kernel.takeover_messages import CREDENTIALS, Line
+from fusecache.kernel.takeover.line import CREDENTIALS, Line
 
 CONNECT_S: Final = 5.0
 _BACKLOG: Final = 4
 _NONE_LEFT: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 
 
-class TakeoverSocket:
+class PrivateSocket:
     """Listening, from `listen` to `close`."""
 
     def __init__(self, path: str) -> None:

@@ -5,14 +5,14 @@
 
 The old side stops what can't be there twice (agent, embedded server) while its gate and workers go on reading; the new
 side starts everything else it needs; then the old gate is emptied, and the new one goes on with what it held. Each
-state of the old side but the first and the last has a time limit (`OldSide.limit_s`), so nothing waits for ever: who is
-late or lost has lost the mount to the other one.
+state of the old side but the first and the last has a time limit (`OldCourse.limit_s`), so nothing waits for ever: who
+is late or lost has lost the mount to the other one.
 
 Who has it is decided by a token that both sides hold and one can take, an eventfd whose one count is read once: the new
 side takes it before its gate reads, the old side before it goes back to serving. So two gates never read at a time,
 whatever is lost or late on the way, and a side that was stopped for an hour finds out when it goes on.
 
-Events and actions are words; who carries the actions out is `handing_over` and `taking_over`. An event that a state
+Events and actions are words; who carries the actions out is `old_side` and `new_side`. An event that a state
 does not know changes nothing.
 """
 
@@ -105,7 +105,7 @@ NEW: Final[Mapping[tuple[NewState, NewEvent], tuple[NewState, tuple[NewAction, .
 }
 
 
-class OldSide:
+class OldCourse:
     """Of one mount, over any number of take-overs."""
 
     def __init__(self, prepare_s: float) -> None:
@@ -140,7 +140,7 @@ class OldSide:
         return actions
 
 
-class NewSide:
+class NewCourse:
     """One take-over as its new side goes through it."""
 
     def __init__(self) -> None:

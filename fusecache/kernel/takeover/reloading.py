@@ -7,7 +7,7 @@ starts another one afterwards, for the configuration may have changed since that
 one line, and changes nothing: the mount stays with the process that has it.
 
 Two processes do this for a mount: its supervisor, and what that becomes when it has handed the mount over to such a
-child (`first_process`). What is handed over, and when, is `handing_over`'s business.
+child (`first_process`). What is handed over, and when, is `old_side`'s business.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     hello -> end agent and embedded server -> given (descriptors) -> ready -> empty the gate -> drained -> serving
 
-What follows from what is decided by `takeover_states`; what is said, by `takeover_messages`. This module watches the
+What follows from what is decided by `states`; what is said, by `messages`. This module watches the
 line and the clock, holds the token, and carries out what it can by itself; the rest are the supervisor's `steps`. One
 take-over at a time: who comes meanwhile is told, and so is who comes for another source.
 """
@@ -23,18 +23,11 @@ from fusecache.kernel.parts import Part
 from fusecache.kernel.roles import Gate
 from fusecache.kernel.session import MountSession
 from fusecache.kernel.spec import MountSpec
-from fusecache.kernel.takeover_messages import (
-    PROTOCOLS,
-    Line,
-    LineLost,
-    close_all,
-    new_token,
-    refusal,
-    take_token,
-    text_of,
-)
-from fusecache.kernel.takeover_socket import TakeoverSocket
-from fusecache.kernel.takeover_states import OldAction, OldEvent, OldSide
+from fusecache.kernel.takeover.line import Line, LineLost, close_all
+from fusecache.kernel.takeover.messages import PROTOCOLS, refusal, text_of
+from fusecache.kernel.takeover.private_socket import PrivateSocket
+from fusecache.kernel.takeover.states import OldAction, OldCourse, OldEvent
+from fusecache.kernel.takeover.token import new_token, take_token
 from fusecache.kernel.timers import Timers
 
 ENDING_S: Final = 5.0
@@ -44,7 +37,7 @@ Step = Callable[[], None]
 
 
 class HandingOver:
-    """See the module. `state.is_active` while one is under way."""
+    """See the module. `course.is_active` while one is under way."""
 
     def __init__(
         self,
@@ -59,7 +52,7 @@ class HandingOver:
         log: Log,
     ) -> None:
         """`stopped`: the parts that can't run twice. `steps`: what only the supervisor can do."""
-        self.state = OldSide(spec.takeover_s)
+        self.course = OldCourse(spec.takeover_s)
         self.carried_fd: int | None = None
         """For what the gate holds when it is emptied."""
 
@@ -81,7 +74,7 @@ class HandingOver:
         self._timers = timers
         self._log = log
         self._session: MountSession | None = None
-        self._socket: TakeoverSocket | None = None
+        self._socket: PrivateSocket | None = None
         self._line: Line | None = None
         self._strangers: list[Line] = []
         """Who has come and not said anything yet."""
@@ -96,7 +89,7 @@ class HandingOver:
         if not self._spec.takeover_socket:
             return
         try:
-            self._socket = TakeoverSocket(self._spec.takeover_socket)
+            self._socket = PrivateSocket(self._spec.takeover_socket)
         except StateError as failure:
             self._log.error("this mount can't be taken over by the next start", why=str(failure))
 
@@ -137,19 +130,19 @@ class HandingOver:
 
     def happens(self, event: OldEvent) -> None:
         """Go on by the table, and carry out what follows."""
-        before = self.state.state
-        actions = self.state.step(event)
-        if self.state.state == before and not actions:
+        before = self.course.state
+        actions = self.course.step(event)
+        if self.course.state == before and not actions:
             return
-        self._log.info("take-over", what=event, state=self.state.state)
-        limit_s = self.state.limit_s
+        self._log.info("take-over", what=event, state=self.course.state)
+        limit_s = self.course.limit_s
         if limit_s is None:
             self._timers.cancel("take-over")
         else:
             self._timers.after("take-over", limit_s, self._late)
         for action in actions:
             self._steps[action]()
-        if self.state.state == "serving":
+        if self.course.state == "serving":
             self._log.warning("the mount was not taken over: this process goes on serving", what=event)
             self._forget()
 
@@ -215,14 +208,14 @@ class HandingOver:
     def _why_not(self, message: Message) -> str | None:
         if message["kind"] != "hello":
             return "a take-over begins with hello"
-        if self.state.state != "serving":
+        if self.course.state != "serving":
             return "another process is taking it over right now"
         return refusal(message, self._spec.fsname)
 
     def _read(self) -> None:
         assert self._line is not None
         try:
-            while self._line is not None and self.state.is_active:
+            while self._line is not None and self.course.is_active:
                 received = self._line.receive()
                 if received is None:
                     break
@@ -246,7 +239,7 @@ class HandingOver:
         self.happens("lost" if self._token is None or take_token(self._token) else "died serving")
 
     def _late(self) -> None:
-        state = self.state.state
+        state = self.course.state
         if state == "returning" or self._token is None or take_token(self._token):  # `returning` has it already
             self.happens("late")
         else:
@@ -284,7 +277,7 @@ class HandingOver:
         self._send({"kind": "drained"}, (self.carried_fd,))
 
     def _withdraw(self) -> None:
-        self._send({"kind": "withdrawn", "text": f"it was not ready, or did not answer, in time ({self.state.state})"})
+        self._send({"kind": "withdrawn", "text": f"it was not ready, or did not answer, in time ({self.course.state})"})
 
     def _forget(self) -> None:
         """Back where it began."""

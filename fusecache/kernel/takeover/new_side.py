@@ -18,17 +18,11 @@ from fusecache.errors import MountError, UsageError
 from fusecache.kernel.log import Log
 from fusecache.kernel.session import MountSession
 from fusecache.kernel.spec import MountSpec
-from fusecache.kernel.takeover_messages import (
-    BadFacts,
-    Descriptors,
-    Facts,
-    Line,
-    LineLost,
-    close_all,
-    take_token,
-    text_of,
-)
-from fusecache.kernel.takeover_states import READY_S, NewAction, NewEvent, NewSide
+from fusecache.kernel.takeover.facts import BadFacts, Descriptors, Facts
+from fusecache.kernel.takeover.line import Line, LineLost, close_all
+from fusecache.kernel.takeover.messages import text_of
+from fusecache.kernel.takeover.states import READY_S, NewAction, NewCourse, NewEvent
+from fusecache.kernel.takeover.token import take_token
 from fusecache.kernel.timers import Timers
 
 Step = Callable[[], None]
@@ -49,7 +43,7 @@ class TakingOver:
             raise UsageError(f"the mount specification has no usable take-over: {failure}") from None
         for descriptor in (line, *self.descriptors.all()):
             os.set_inheritable(descriptor, False)
-        self.state = NewSide()
+        self.course = NewCourse()
         self.carried_fd: int | None = None
         """What the old gate held."""
 
@@ -68,12 +62,12 @@ class TakingOver:
     @property
     def is_alone(self) -> bool:
         """The old side is gone."""
-        return self.state.state == "alone"
+        return self.course.state == "alone"
 
     @property
     def is_over(self) -> bool:
         """This side serves."""
-        return self.state.state == "serving"
+        return self.course.state == "serving"
 
     def sources(self) -> dict[int, Step]:
         """Descriptors to wait on for reading, and what to do then."""
@@ -90,7 +84,7 @@ class TakingOver:
 
     def happens(self, event: NewEvent) -> None:
         """Go on by the table, and carry out what follows."""
-        for action in self.state.step(event):
+        for action in self.course.step(event):
             self._steps[action]()
 
     def say_serving(self) -> None:
@@ -125,7 +119,7 @@ class TakingOver:
         try:
             while self._line is not None and (received := self._line.receive()) is not None:
                 message, descriptors = received
-                if message["kind"] == "drained" and len(descriptors) == 1 and self.state.state == "ready":
+                if message["kind"] == "drained" and len(descriptors) == 1 and self.course.state == "ready":
                     (self.carried_fd,) = descriptors
                     self._drained()
                 else:
