@@ -24,12 +24,13 @@ test-modes: ## the tests of mounts in every other open mode, with features maske
 	@$(PYTHON) -m pytest --numprocesses 2 --dist loadgroup --open-modes classic,passthrough,as-5.14,as-6.6 tests/t4_mount
 
 MINUTES := 20
-soak: ## 200 kills of workers, agent and gate under eight readers in each open mode with a gate (MINUTES=20), 50 restarts, 20 upgrades, a folder of 1,000,000
+soak: ## 200 kills of workers, agent and gate under eight readers in each open mode with a gate (MINUTES=20), 50 restarts, 20 upgrades, a folder of 1,000,000, as many look-ups
 	@.ci/prepare
 	@$(PYTHON) -m tests.soak --minutes $(MINUTES)
 	@$(PYTHON) -m tests.soak --restarts 50
 	@$(PYTHON) -m tests.soak --upgrades 20 --kernel-features=-resend
 	@$(PYTHON) -m tests.large_folder
+	@$(PYTHON) -m tests.many_look_ups
 
 check: ## format, lint, types, layers, generated protocol
 	@.ci/prepare

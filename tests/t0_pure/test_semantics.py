@@ -47,5 +47,6 @@ def test_semantics_numbers_are_the_defaults() -> None:
         value = re.search(rf"`{name}` \((\d+) s\)|`{name}`, (\d+) s", SEMANTICS)
         assert value is not None, name
         assert float(value.group(1) or value.group(2)) == getattr(settings, name), name
+    assert f"`metadata_hot_entries` ({settings.metadata_hot_entries:,})" in SEMANTICS
     assert "`mode_mask` (0555)" in SEMANTICS
     assert settings.mode_mask == 0o555

@@ -193,11 +193,11 @@ class EmbeddedProcess:
             self._process.stdout.close()
 
 
-def eventually(condition: Callable[[], bool], what: str) -> None:
+def eventually(condition: Callable[[], bool], what: str, *, within_s: float = PATIENCE_S) -> None:
     """Wait until `condition()`; fails with `what`."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + within_s
     while not condition():
-        assert time.monotonic() < deadline, f"not within {PATIENCE_S:.0f} s: {what}"
+        assert time.monotonic() < deadline, f"not within {within_s:.0f} s: {what}"
         time.sleep(0.02)
 
 
