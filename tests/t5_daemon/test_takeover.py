@@ -263,6 +263,27 @@ def test_a_new_side_that_took_the_mount_and_died_before_it_said_so_is_replaced(
     serves(mount)
 
 
+def test_a_stranger_who_comes_and_goes_takes_nothing_from_a_mount_on_its_way_back(
+    start: Start, expected_logs: Callable[..., None]
+) -> None:
+    """The new side is lost, the old gate not emptied yet: what that is emptied into is needed still."""
+    expected_logs(BACK, count=1)
+    expected_logs(GONE, count=1)
+    mount = start()
+    reading = slow_read(mount)
+    gate = mount.parts()["gate"]["pid"]
+    with Taker(mount.takeover_socket, SOURCE) as taker:
+        taker.given()
+        os.kill(gate, signal.SIGSTOP)
+        taker.say("ready")
+    until(lambda: GONE in mount.events(), "the new side is lost")
+    connect(str(mount.takeover_socket)).close()
+    until(lambda: "a process that came to take over is gone" in mount.events(), "the stranger came and went")
+    os.kill(gate, signal.SIGCONT)
+    answer_slow_reads(mount, reading)
+    serves(mount)
+
+
 @pytest.mark.parametrize("victim", ["gate", "supervisor"])
 def test_the_old_side_dies_in_the_middle(start: Start, victim: str, expected_logs: Callable[..., None]) -> None:
     """The gate: the mount goes back, and the gate is replaced. The supervisor: the new side has all it needs."""

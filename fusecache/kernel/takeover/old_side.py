@@ -188,7 +188,7 @@ class HandingOver:
             if stranger in self._strangers:
                 self._strangers.remove(stranger)
             stranger.close()
-            if self._line is None:
+            if not self.course.is_active:  # else token and memfd are those of a take-over that may have no line any more
                 self._forget()
             return
         self._line = stranger
