@@ -26,6 +26,9 @@ MOST_PENDING: Final = 256
 open descriptor of the gate's, so a worker that offers without end must not take them all (1,024 is a common limit)."""
 MOST_BLOCKS: Final = 64
 """Pending offers of one inode."""
+MOST_AT_ONCE: Final = 1024
+"""Messages taken out of a socket in one go, several times what it holds: a worker that never stops offering must not
+keep the gate from everybody else."""
 
 
 class Offered(NamedTuple):
@@ -107,7 +110,7 @@ class OfferReceiver:
     def _drain(self) -> None:
         space = socket.CMSG_SPACE(array.array("i").itemsize)
         with contextlib.suppress(OSError):  # EAGAIN: all taken; ECONNRESET: the worker died
-            while True:
+            for _ in range(MOST_AT_ONCE):
                 # Rights that do not fit, here or into this process's table of descriptors, are closed by the kernel;
                 # those that fit are close-on-exec.
                 message, ancillary, _, _ = self._socket.recvmsg(_OFFER.size + 1, space, socket.MSG_CMSG_CLOEXEC)

@@ -7,7 +7,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import trio
@@ -19,7 +19,7 @@ from fusecache.clock import SystemClock
 from fusecache.daemon.comparisons import Comparisons
 from fusecache.daemon.passthrough_offers import PassthroughOffers
 from fusecache.errors import Unavailable
-from fusecache.kernel.offers import MOST_PENDING, OfferReceiver, OfferSender, close_all
+from fusecache.kernel.offers import MOST_AT_ONCE, MOST_PENDING, OfferReceiver, OfferSender, close_all
 from fusecache.prefetch.open_blocks import OpenBlock, OpenBlocks
 
 FOLDER = 77
@@ -236,3 +236,27 @@ def test_f17_offers_without_end_do_not_take_all_descriptors(tmp_path: Path) -> N
         assert taken(receiver, 0) is None
     sender.close()
     receiver.close()
+
+
+class Endless(socket.socket):
+    """The gate's end of a worker that offers faster than anybody can take."""
+
+    taken = 0
+
+    def recvmsg(self, *arguments: Any) -> Any:
+        self.taken += 1
+        assert self.taken <= MOST_AT_ONCE, "the gate would be here for ever"
+        return b"no offer", [], 0, None
+
+
+def test_a_worker_that_never_stops_offering_does_not_keep_the_gate() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    receiver = OfferReceiver(os.dup(ours.fileno()))
+    receiver._socket.close()
+    receiver._socket = endless = Endless(fileno=ours.detach())
+    for calls in range(1, 3):
+        assert receiver.take(50) == []
+        assert receiver.refused == calls * MOST_AT_ONCE
+        endless.taken = 0
+    receiver.close()
+    theirs.close()
