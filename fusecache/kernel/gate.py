@@ -113,7 +113,8 @@ class Gate:
         """Another gate reads the device, and has the table of opens."""
         allowed = settings.get("backing_devices")
         devices = None if allowed is None else frozenset(map(_device_number, allowed))
-        self._learned = LearnedFiles(devices, time.monotonic)
+        own_device = _device_number(settings["device"]) if "device" in settings else None
+        self._learned = LearnedFiles(devices, time.monotonic, own_device)
         self._opens: Opens | None = None
         """None: the kernel is told never to send OPEN."""
         self._table_fd = int(settings["open_table_fd"])

@@ -3,7 +3,9 @@
 An unprivileged worker hands in a descriptor, and from then on its file is read with the gate's rights: by the kernel
 (`kernel.opens`) or by the gate (`kernel.direct_reads`). So only what the worker could read itself is accepted: a
 regular file, opened exactly O_RDONLY (an O_PATH descriptor let another uid read a root 0600 file), without a second
-name (through which somebody might write to it), on a file system where caches or tiers lie.
+name (through which somebody might write to it), on a file system where caches or tiers lie, and never on the mount that
+is served here: the gate would wait for its own answer. So what a descriptor's file system is comes first, and is found
+out without asking that (`kernel.quiet_stat`).
 
 An accepted file is *learned*: its path and what fstat said. It is opened again later only if every one of these values
 is still the same; block files are written once, under a name of their own.
@@ -25,6 +27,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from fusecache.kernel.offers import Offered
+from fusecache.kernel.quiet_stat import device_of
 
 MOST_LEARNED: Final = 1 << 18
 """Inodes; about 400 bytes each. The oldest go first."""
@@ -72,9 +75,12 @@ def _identity(path: bytes, status: os.stat_result) -> LearnedFile:
 class LearnedFiles:
     """Inode -> file. One thread, but for the two methods that say so."""
 
-    def __init__(self, allowed_devices: frozenset[int] | None, clock: Callable[[], float]) -> None:
-        """`allowed_devices`: st_dev of cache and tier folders; None: any."""
+    def __init__(
+        self, allowed_devices: frozenset[int] | None, clock: Callable[[], float], own_device: int | None = None
+    ) -> None:
+        """`allowed_devices`: st_dev of cache and tier folders; None: any but `own_device`, the mount's."""
         self._allowed_devices = allowed_devices
+        self._own_device = own_device
         self._clock = clock
         self._files: dict[int, LearnedFile] = {}
         self._blocks: dict[int, LearnedBlocks] = {}
@@ -92,7 +98,12 @@ class LearnedFiles:
     def __len__(self) -> int:
         return len(self._files) + self._block_count
 
-    def refusal_of(self, descriptor: int, status: os.stat_result) -> str | None:
+    def _lies_elsewhere(self, descriptor: int) -> bool:
+        device = device_of(descriptor)
+        return device == self._own_device or (self._allowed_devices is not None and device not in self._allowed_devices)
+
+    @staticmethod
+    def _refusal_of(descriptor: int, status: os.stat_result) -> str | None:
         """Why this descriptor may not be used; None: it may."""
         if not stat.S_ISREG(status.st_mode):
             return "not_regular"
@@ -101,8 +112,6 @@ class LearnedFiles:
         if status.st_nlink != 1:
             # 0: evicted since. Its bytes are right, but its space could not be freed for as long as it is registered.
             return "not_one_name"
-        if self._allowed_devices is not None and status.st_dev not in self._allowed_devices:
-            return "elsewhere"
         return None
 
     def learn(self, inode: int, offered: Offered, asked_at_s: float) -> bool:
@@ -115,8 +124,11 @@ class LearnedFiles:
             self.refusals["superseded"] += 1
             return False
         try:
+            if self._lies_elsewhere(descriptor):
+                self.refusals["elsewhere"] += 1
+                return False
             status = os.fstat(descriptor)
-            refusal = self.refusal_of(descriptor, status)
+            refusal = self._refusal_of(descriptor, status)
             path = os.readlink(b"/proc/self/fd/%d" % descriptor)
         except OSError as exc:
             refusal = reason_of("offer", exc)

@@ -169,8 +169,9 @@ class MountSession:
         return self._clone
 
     def gate_settings(self) -> dict[str, Any]:
-        """What the gate must know about INIT."""
+        """What the gate must know about INIT and the mount."""
         return {
+            "device": self.device_number,
             "init": self.shown_init.hex(),
             "init_plan": dataclasses.asdict(self.plan),
             "initialised": self.initialised,

@@ -24,7 +24,8 @@ from fusecache.kernel.probe import probe
 from tests.support.command import error_line, fusecache
 from tests.support.mounting import needs_fuse
 from tests.support.reachable import STRANGER, as_user, needs_root
-from tests.support.supervised import Supervised
+from tests.support.stand_in_worker import CONTENT
+from tests.support.supervised import Supervised, until
 from tests.t4_mount.board import MEMORY
 from tests.t4_mount.live_mount import EmbeddedProcess, errno_of, eventually, live_mount
 from tests.t4_mount.modes import MODES, unavailable
@@ -75,7 +76,7 @@ def test_f18_another_user_can_not_read_a_file_of_0600_that_is_cached(reachable: 
 
 @pytest.fixture
 def hostile(reachable: Path) -> Supervised:
-    """A mount whose workers show a setuid program of root's and a device."""
+    """A mount whose workers show a setuid program of root's and a device, and offer a file of the mount itself."""
     features = probe()
     if not features.usable("mount"):
         pytest.skip(features["mount"].why)
@@ -103,6 +104,16 @@ def test_f18_a_device_node_can_not_be_opened(hostile: Supervised) -> None:
         assert device.stat().st_rdev == os.makedev(1, 5)
         assert errno_of(lambda: os.open(device, os.O_RDONLY)) == errno.EACCES
         assert DENIED in as_user(STRANGER, ["head", "-c1", device]).stderr
+
+
+def test_f18_a_file_of_the_mount_itself_is_not_looked_at(hostile: Supervised) -> None:
+    """The gate would wait for its own answer: nobody could read any more."""
+    with hostile as mount:
+        mount.start()
+        until(lambda: all(part["ready"] for name, part in mount.parts().items() if "worker" in name), "two workers")
+        assert mount.read("mirror").stdout == CONTENT
+        assert mount.read("file").stdout == CONTENT
+        assert mount.parts()["gate"]["restarts"] == 0
 
 
 CHANGES: dict[str, Callable[[Path], object]] = {

@@ -1,7 +1,8 @@
-"""The stand-in worker with two files that no worker of ours would show: a setuid program and a device node.
+"""The stand-in worker with files that no worker of ours would show, or offer.
 
 `setuid` has the bytes of the file `program` in the folder, belongs to root and has mode 04755. `device` is the
-character device 1:5, /dev/zero. Both answer by name only.
+character device 1:5, /dev/zero. `mirror` is offered for direct reading as a file of the very mount, of which the kernel
+keeps no attribute. They answer by name only.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ import sys
 from pathlib import Path
 
 from tests.support import stand_in_worker
-from tests.support.stand_in_worker import ATTRIBUTES, GETATTR, IN_HEADER, LOOKUP, READ, VALID_S
+from tests.support.stand_in_worker import ATTRIBUTES, CONTENT, GETATTR, IN_HEADER, LOOKUP, READ, VALID_S
 
-SETUID, DEVICE = 100, 101
-NAMES = {b"setuid": SETUID, b"device": DEVICE}
+SETUID, DEVICE, MIRROR = 100, 101, 102
+NAMES = {b"setuid": SETUID, b"device": DEVICE, b"mirror": MIRROR}
 ZERO = os.makedev(1, 5)
 
 
@@ -27,9 +28,11 @@ class HostileWorker(stand_in_worker.StandIn):
         _, opcode, unique, inode, *_ = IN_HEADER.unpack_from(message)
         body = message[IN_HEADER.size :]
         if opcode == LOOKUP and (found := NAMES.get(body.rstrip(b"\0"))):
-            self._answer(unique, struct.pack("<QQQQII", found, 0, VALID_S, VALID_S, 0, 0) + self._attributes(found))
+            valid_s = 0 if found == MIRROR else VALID_S
+            self._answer(unique, struct.pack("<QQQQII", found, 0, valid_s, valid_s, 0, 0) + self._attributes(found))
         elif opcode == GETATTR and inode in NAMES.values():
-            self._answer(unique, struct.pack("<QII", VALID_S, 0, 0) + self._attributes(inode))
+            valid_s = 0 if inode == MIRROR else VALID_S
+            self._answer(unique, struct.pack("<QII", valid_s, 0, 0) + self._attributes(inode))
         elif opcode == READ and inode == SETUID:
             _, offset, size = struct.unpack_from("<QQI", body)
             content = (self._folder / "program").read_bytes()[offset : offset + size]
@@ -37,6 +40,11 @@ class HostileWorker(stand_in_worker.StandIn):
             assert slot is not None
             slot.view[: len(content)] = content
             self._answer(unique, self._slots.token(slot, len(content)))
+        elif opcode == READ and inode == MIRROR:
+            with (self._folder.parent / "mnt" / "mirror").open("rb") as file:  # the other worker answers that
+                assert self._offers.offer(MIRROR, file.fileno())
+            _, offset, size = struct.unpack_from("<QQI", body)
+            self._read(unique, inode, offset, size)
         else:
             super()._handle(message)
 
@@ -44,6 +52,8 @@ class HostileWorker(stand_in_worker.StandIn):
         """struct fuse_attr of root's file."""
         if inode == DEVICE:
             mode, size, device = stat.S_IFCHR | 0o666, 0, ZERO
+        elif inode == MIRROR:
+            mode, size, device = stat.S_IFREG | 0o644, len(CONTENT), 0
         else:
             mode, size, device = stat.S_IFREG | 0o4755, (self._folder / "program").stat().st_size, 0
         return ATTRIBUTES.pack(inode, size, size // 512, 0, 0, 0, 0, 0, 0, mode, 1, 0, 0, device, 4096, 0)

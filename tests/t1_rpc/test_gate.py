@@ -797,7 +797,7 @@ def hard_link(block: Path) -> int:
         (lambda block: os.open(block, os.O_RDONLY | os.O_APPEND), "not_read_only"),
         (lambda block: os.open(block.parent, os.O_RDONLY), "not_regular"),
         (hard_link, "not_one_name"),
-        (lambda block: os.memfd_create("no name"), "not_read_only"),
+        (lambda block: os.memfd_create("no name"), "elsewhere"),
         (lambda block: os.open("/proc/self/stat", os.O_RDONLY), "elsewhere"),
     ],
     ids=["writable", "path only", "append", "folder", "second name", "memfd", "elsewhere"],

@@ -188,8 +188,8 @@ class HandingOver:
             if stranger in self._strangers:
                 self._strangers.remove(stranger)
             stranger.close()
-            if not self.course.is_active:  # else token and memfd are those of a take-over that may have no line any more
-                self._forget()
+            if not self.course.is_active:
+                self._forget()  # else they are those of a take-over, which may have no line any more
             return
         self._line = stranger
         self._log.info("another process takes the mount over", version=str(message.get("version"))[:40])
