@@ -11,7 +11,6 @@ import os
 import stat
 import struct
 import sys
-from pathlib import Path
 
 from tests.support import stand_in_worker
 from tests.support.stand_in_worker import ATTRIBUTES, CONTENT, GETATTR, IN_HEADER, LOOKUP, READ, VALID_S
@@ -59,13 +58,5 @@ class HostileWorker(stand_in_worker.StandIn):
         return ATTRIBUTES.pack(inode, size, size // 512, 0, 0, 0, 0, 0, 0, mode, 1, 0, 0, device, 4096, 0)
 
 
-def main() -> int:
-    """Flags as the supervisor gives them."""
-    flags = stand_in_worker.parse_flags()
-    folder = Path(os.environ["FUSECACHE_STAND_IN"])
-    HostileWorker(flags.requests_fd, flags.slots_fd, flags.offers_fd, folder).serve()
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(stand_in_worker.main(HostileWorker))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import struct
 import sys
-from pathlib import Path
 
 from tests.support import stand_in_worker
 from tests.support.stand_in_worker import IN_HEADER, OPEN
@@ -31,13 +30,5 @@ class PassthroughWorker(stand_in_worker.StandIn):
         super()._handle(message)
 
 
-def main() -> int:
-    """Flags as the supervisor gives them."""
-    flags = stand_in_worker.parse_flags()
-    folder = Path(os.environ["FUSECACHE_STAND_IN"])
-    PassthroughWorker(flags.requests_fd, flags.slots_fd, flags.offers_fd, folder).serve()
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(stand_in_worker.main(PassthroughWorker))

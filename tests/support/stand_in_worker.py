@@ -157,24 +157,19 @@ class StandIn:
             os.write(self._requests, OUT_HEADER.pack(OUT_HEADER.size + len(body), -error, unique) + body)
 
 
-def parse_flags() -> argparse.Namespace:
-    """Flags as the supervisor gives them."""
+def main(kind: type[StandIn] = StandIn) -> int:
+    """One worker, until the gate is gone, with flags as the supervisor gives them."""
     parser = argparse.ArgumentParser()
     for flag in ("index", "requests-fd", "slots-fd", "offers-fd", "plan-fd", "epoch-fd"):
         parser.add_argument(f"--{flag}", type=int, required=True)
     for flag in ("agent-socket", "open-mode", "device-number"):
         parser.add_argument(f"--{flag}", required=True)
-    return parser.parse_args()
-
-
-def main() -> int:
-    """One worker, until the gate is gone."""
-    flags = parse_flags()
+    flags = parser.parse_args()
     faulthandler.enable()
     folder = Path(os.environ["FUSECACHE_STAND_IN"])
     assert os.pread(flags.plan_fd, 4, 0) == b"plan"
     assert len(os.pread(flags.epoch_fd, 8192, 0)) == 4096
-    StandIn(flags.requests_fd, flags.slots_fd, flags.offers_fd, folder).serve()
+    kind(flags.requests_fd, flags.slots_fd, flags.offers_fd, folder).serve()
     return 0
 
 

@@ -18,6 +18,7 @@ from fusecache import status_http
 from fusecache.errors import StateError
 from fusecache.status_http import StatusServer
 from tests.support import log_noise
+from tests.support.http_get import http_get
 from tests.support.limits import no_more_descriptors
 
 
@@ -43,12 +44,7 @@ def server(state: State) -> Iterator[StatusServer]:
 
 
 def get(server: StatusServer, path: str) -> tuple[int, str]:
-    try:
-        with urllib.request.urlopen(f"http://{server.address}{path}", timeout=10) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as failure:
-        with failure:
-            return failure.code, failure.read().decode()
+    return http_get(server.address, path)
 
 
 def connect(server: StatusServer) -> socket.socket:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -112,6 +113,21 @@ async def until(condition: Callable[[], bool]) -> None:
             await trio.sleep(0.002)
 
 
+@asynccontextmanager
+async def compared(offering: Offering, block: OpenBlock) -> AsyncIterator[None]:
+    """A first offer gave the gate nothing, and had the folder compared."""
+    metadata, offers, comparisons, gate = offering
+    time.sleep(0.02)  # the file system's clock ticks every few milliseconds: the block is older than what follows
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(comparisons.run)
+        offers.offer(entry_of(5, 7), 0, block)
+        assert taken(gate, 5) is None
+        await until(lambda: metadata.asked == [FOLDER])
+        await trio.testing.wait_all_tasks_blocked()
+        yield
+        nursery.cancel_scope.cancel()
+
+
 async def test_passthrough_offers_immutable_data_at_once(offering: Offering, block: OpenBlock) -> None:
     metadata, offers, _, gate = offering
     metadata.immutable = True
@@ -122,51 +138,32 @@ async def test_passthrough_offers_immutable_data_at_once(offering: Offering, blo
 
 async def test_passthrough_offers_nothing_before_the_folder_is_confirmed(offering: Offering, block: OpenBlock) -> None:
     """S34: the first open is an ordinary one; the comparison that it asks for lets the next one through."""
-    metadata, offers, comparisons, gate = offering
-    time.sleep(0.02)  # the file system's clock ticks every few milliseconds: the block is older than what follows
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(comparisons.run)
-        offers.offer(entry_of(5, 7), 0, block)
-        assert taken(gate, 5) is None
-        await until(lambda: metadata.asked == [FOLDER])
-        await trio.testing.wait_all_tasks_blocked()
-        offers.offer(entry_of(5, 7), 0, block)
-        assert taken(gate, 5) == b"content"
-        nursery.cancel_scope.cancel()
+    async with compared(offering, block):
+        offering.offers.offer(entry_of(5, 7), 0, block)
+        assert taken(offering.gate, 5) == b"content"
 
 
 async def test_passthrough_offers_no_block_that_came_after_the_comparison(
     offering: Offering, block: OpenBlock, tmp_path: Path
 ) -> None:
     """S34: a block stored later may hold what Alluxio has not noticed yet."""
-    metadata, offers, comparisons, gate = offering
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(comparisons.run)
-        offers.offer(entry_of(5, 7), 0, block)
-        await until(lambda: metadata.asked == [FOLDER])
-        await trio.testing.wait_all_tasks_blocked()
+    _, offers, _, gate = offering
+    async with compared(offering, block):
         time.sleep(0.02)
         os.rename(tmp_path / "block", tmp_path / "moved into place")  # changes its ctime, as the block worker does
         offers.offer(entry_of(5, 7), 0, block)
         assert taken(gate, 5) is None
-        nursery.cancel_scope.cancel()
 
 
 async def test_passthrough_offers_nothing_of_an_id_that_the_comparison_found_replaced(
     offering: Offering, block: OpenBlock
 ) -> None:
     """S34: the block of a replaced id may have been stored after the change, which is what the comparison found."""
-    metadata, offers, comparisons, gate = offering
-    time.sleep(0.02)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(comparisons.run)
-        offers.offer(entry_of(5, 7), 0, block)
-        await until(lambda: metadata.asked == [FOLDER])
-        await trio.testing.wait_all_tasks_blocked()
+    metadata, offers, _, gate = offering
+    async with compared(offering, block):
         metadata.current = False
         offers.offer(entry_of(5, 7), 0, block)
         assert taken(gate, 5) is None
-        nursery.cancel_scope.cancel()
 
 
 async def test_passthrough_offers_large_folder_is_not_compared_all_the_time(
@@ -206,18 +203,12 @@ async def test_passthrough_offers_forget_confirmations_when_the_wall_clock_jumps
     offering: Offering, block: OpenBlock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A clock that was put back would make a new block look older than an old comparison."""
-    metadata, offers, comparisons, gate = offering
-    time.sleep(0.02)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(comparisons.run)
-        offers.offer(entry_of(5, 7), 0, block)
-        await until(lambda: metadata.asked == [FOLDER])
-        await trio.testing.wait_all_tasks_blocked()
+    _, offers, _, gate = offering
+    async with compared(offering, block):
         real = time.time
         monkeypatch.setattr(time, "time", lambda: real() - 3600)
         offers.offer(entry_of(5, 7), 0, block)
         assert taken(gate, 5) is None
-        nursery.cancel_scope.cancel()
 
 
 def test_f17_offers_without_end_do_not_take_all_descriptors(tmp_path: Path) -> None:

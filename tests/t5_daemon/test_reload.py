@@ -10,9 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,8 +18,10 @@ import pytest
 
 from fusecache.kernel import probe
 from tests.support.command import environment, fusecache
+from tests.support.http_get import http_get
 from tests.support.mounting import command, is_mounted, needs_fuse
 from tests.support.process_tree import descendants
+from tests.support.random_files import random_files
 from tests.support.readers import Load
 from tests.support.supervised import runs, until
 
@@ -40,11 +39,8 @@ END_S = 30
 
 @pytest.fixture
 def source() -> Iterator[Path]:
-    """Files on another file system than the state: block files are then copies, which passthrough needs."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        for size in SIZES:
-            (Path(folder) / f"f{size}").write_bytes(os.urandom(size))
-        yield Path(folder)
+    with random_files(SIZES) as folder:
+        yield folder
 
 
 class Daemon:
@@ -255,12 +251,7 @@ def test_serve_replaces_adds_and_ends_mounts(source: Path, tmp_path: Path, expec
         address = f"127.0.0.1:{free.getsockname()[1]}"
 
     def health() -> int:
-        try:
-            with urllib.request.urlopen(f"http://{address}/healthz", timeout=START_S) as answer:
-                return int(answer.status)
-        except urllib.error.HTTPError as failure:
-            with failure:
-                return failure.code
+        return http_get(address, "/healthz")[0]
 
     write((source, points[0], 1), (other, points[1], 1))
     with Daemon(tmp_path, "serve", "--config", file, "--ready-file", ready) as daemon:

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import pytest
 from fusecache.daemon.control_client import call, socket_path
 from tests.support.command import ROOT, environment
 from tests.support.embedded import wait_until
+from tests.support.http_get import http_get
 from tests.support.log_noise import Declare
 from tests.support.mounting import Mount, command, is_mounted, needs_fuse
 from tests.support.process_tree import signal_all
@@ -80,9 +80,7 @@ class Node:
 
     def metrics(self) -> str:
         """What `serve` answers to a scrape."""
-        with urllib.request.urlopen(f"http://{self.logged('status_http_listening')['address']}/metrics") as answer:
-            text: str = answer.read().decode()
-        return text
+        return http_get(str(self.logged("status_http_listening")["address"]), "/metrics")[1]
 
     def child(self) -> int:
         """Process id of the mount."""

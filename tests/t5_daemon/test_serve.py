@@ -8,14 +8,13 @@ import signal
 import socket
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.command import ROOT, environment, fusecache
+from tests.support.http_get import http_get
 from tests.support.mounting import command, is_mounted, needs_fuse
 from tests.support.process_tree import descendants, signal_all
 
@@ -57,12 +56,7 @@ class Serve:
         assert self.process.stdout.readline().startswith(b"all 2 mounts of"), self.errors.read_text()
 
     def get(self, path: str) -> tuple[int, str]:
-        try:
-            with urllib.request.urlopen(f"http://{self.address}{path}", timeout=30) as answer:
-                return answer.status, answer.read().decode()
-        except urllib.error.HTTPError as failure:
-            with failure:
-                return failure.code, failure.read().decode()
+        return http_get(self.address, path)
 
     def child(self, number: int) -> int:
         """Process id of a mount."""

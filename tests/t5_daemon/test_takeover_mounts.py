@@ -9,9 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,8 +18,10 @@ import pytest
 from fusecache.daemon.mountpoint import FUSE_DEVICE
 from fusecache.kernel import probe
 from tests.support.command import ROOT, environment, error_line, fusecache
+from tests.support.http_get import http_get
 from tests.support.mounting import command, is_mounted, needs_fuse
 from tests.support.process_tree import descendants
+from tests.support.random_files import random_files
 from tests.support.reachable import STRANGER, needs_root
 from tests.support.readers import Load
 from tests.support.supervised import runs, until
@@ -42,11 +42,8 @@ START_S = 90
 
 @pytest.fixture
 def source() -> Iterator[Path]:
-    """Files on another file system than the state: block files are then copies, which passthrough needs."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        for size in SIZES:
-            (Path(folder) / f"f{size}").write_bytes(os.urandom(size))
-        yield Path(folder)
+    with random_files(SIZES) as folder:
+        yield folder
 
 
 @pytest.mark.parametrize(("mode", "masked"), [("no-open", "-resend"), ("passthrough", "")])
@@ -192,11 +189,7 @@ class Served:
 def answer(address: str, path: str) -> tuple[int, str]:
     """An HTTP answer; (0, why) when nobody listens."""
     try:
-        with urllib.request.urlopen(f"http://{address}{path}", timeout=30) as got:
-            return got.status, got.read().decode()
-    except urllib.error.HTTPError as failure:
-        with failure:
-            return failure.code, failure.read().decode()
+        return http_get(address, path)
     except urllib.error.URLError as failure:
         return 0, str(failure.reason)
 

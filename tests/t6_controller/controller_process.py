@@ -8,8 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ import grpc
 from fusecache.pb.locality import locality_pb2 as pb
 from fusecache.pb.locality import locality_pb2_grpc
 from tests.support.command import ROOT, environment
+from tests.support.http_get import http_get
 from tests.support.mounting import command
 from tests.t6_controller.api_double import ApiDouble
 from tests.t6_controller.objects import report
@@ -87,12 +86,7 @@ class ControllerProcess:
         return self._errors.read_text()
 
     def get(self, path: str) -> tuple[int, str]:
-        try:
-            with urllib.request.urlopen(f"http://{self.status_address}{path}", timeout=10) as answer:
-                return answer.status, answer.read().decode()
-        except urllib.error.HTTPError as failure:
-            with failure:
-                return failure.code, failure.read().decode()
+        return http_get(self.status_address, path)
 
 
 class NodeStream:
