@@ -29,6 +29,11 @@ type, so that no layer above `alluxio` has to know the transport.
 
 from __future__ import annotations
 
+from typing import Final
+
+UNEXPECTED: Final = 70
+"""Exit code (EX_SOFTWARE) of a bug, and of a mount that a process of ours has failed."""
+
 
 class FusecacheError(Exception):
     """A failure with a text for people: one line, no traceback, the class's own exit code."""

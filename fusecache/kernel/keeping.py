@@ -1,4 +1,4 @@
-"""Starting and ending single parts, for those who decide when: `supervisor` and `workers`."""
+"""Starting and ending single parts, for those who decide when: `gates`, `agents`, `workers`, `embedded_server`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable
 from typing import Final
 
-from fusecache.errors import FusecacheError
+from fusecache.errors import UNEXPECTED, FusecacheError
 from fusecache.kernel.log import Log
 from fusecache.kernel.parts import Part
 from fusecache.kernel.timers import Timers
@@ -19,7 +19,7 @@ STACKS_S: Final = 1.0
 class PartFailed(FusecacheError):
     """A part of a mount does not do its work, and the mount can't go on without it."""
 
-    exit_code = 70  # EX_SOFTWARE
+    exit_code = UNEXPECTED
 
 
 class Keeper:

@@ -15,11 +15,11 @@ import errno
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from fusecache.kernel.privileges import rights_of
-from fusecache.kernel.restart_policy import RestartPolicy
+from fusecache.kernel.restart_policy import RestartPolicy, Verdict
 
 _PR_SET_PDEATHSIG: Final = 1
 _NOT_STARTED: Final = 127
@@ -78,6 +78,12 @@ class Part:
         """Its end was seen."""
         self.pid = None
         self.ready_at_s = None
+
+    def died(self) -> Verdict:
+        """Its end was seen, and was not wanted: when to start it again."""
+        verdict = self.policy.died(time.monotonic(), self.ready_at_s)
+        self.ended()
+        return verdict
 
     def kill(self, number: signal.Signals) -> None:
         """Send a signal, if there is a process. Not reaped yet, so the number can't be another's."""
@@ -156,6 +162,13 @@ def fork_call(action: Callable[[], None]) -> int:
         number = failure.errno or errno.EIO
     finally:
         os._exit(number)
+
+
+def reaped() -> Iterator[tuple[int, int]]:
+    """Children that have ended, each with its status as waitpid(2) tells it."""
+    with contextlib.suppress(ChildProcessError):
+        while (child := os.waitpid(-1, os.WNOHANG))[0]:
+            yield child
 
 
 def leader_is_dead(pid: int) -> bool:

@@ -1,4 +1,4 @@
-"""What each kind of part is given: flags, sockets, memfds. Who starts when is `supervisor`'s business.
+"""What each kind of part is given: flags, sockets, memfds. When it starts, `agents`, `gates` and `workers` say.
 
 agent:  --plan-fd --epoch-fd --agent-socket --gate-fd --control-fd [--ready-fd]
 gate:   --control-fd --mountpoint; device, table of open inodes and settings come with its first message
@@ -10,10 +10,10 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from fusecache.kernel.channel import Channel, socket_pair
+from fusecache.kernel.channel import Channel, Message, socket_pair
 from fusecache.kernel.parts import Part
 from fusecache.kernel.privileges import give_up, keep_for_gate
 from fusecache.kernel.reply_slots import create_slots
@@ -30,12 +30,34 @@ LINK_BUFFER_BYTES: Final = 4 << 20
 AGENT_FIRST_DELAY_S: Final = 0.1
 
 
-class Agent(Part):
+class PartWithChannel(Part):
+    """One that the supervisor talks with."""
+
+    def __init__(self, name: str, policy: RestartPolicy) -> None:
+        super().__init__(name, policy)
+        self.channel: Channel | None = None
+
+    def send(self, message: Message, descriptors: Sequence[int] = ()) -> None:
+        """Tell it, if it runs."""
+        if self.running and self.channel is not None:
+            self.channel.send(message, descriptors)
+
+    def receive(self) -> list[Message]:
+        """What it has said; its last words too, once its process has ended."""
+        return [] if self.channel is None else self.channel.receive()
+
+    def close(self) -> None:
+        """Close our end of a former process's socket."""
+        if self.channel is not None:
+            self.channel.close()
+            self.channel = None
+
+
+class Agent(PartWithChannel):
     """Metadata, control socket, metrics. Reads go on without it."""
 
     def __init__(self) -> None:
         super().__init__("agent", RestartPolicy(AGENT_FIRST_DELAY_S))
-        self.channel: Channel | None = None
         self.gate_link: socket.socket | None = None
         """The gate's end; kept here too, for the next gate."""
 
@@ -60,22 +82,24 @@ class Agent(Part):
         with control, link:
             self.start(argv, descriptors, environment, lambda: give_up(spec.identity))
 
+    def hand_to(self, gate: Gate, *, again: bool) -> None:
+        """Give the gate its end of the link between the two. `again`: a former gate had it."""
+        if self.gate_link is not None:
+            gate.send({"kind": "agent", "again": again}, (self.gate_link.fileno(),))
+
     def close(self) -> None:
         """Close our ends of a former process's sockets."""
-        if self.channel is not None:
-            self.channel.close()
-            self.channel = None
+        super().close()
         if self.gate_link is not None:
             self.gate_link.close()
             self.gate_link = None
 
 
-class Gate(Part):
+class Gate(PartWithChannel):
     """Between the device and the workers. Also the one that stands by to take over its process (`adopt`)."""
 
     def __init__(self, name: str = "gate") -> None:
         super().__init__(name, RestartPolicy())
-        self.channel: Channel | None = None
         self.failure = ""
         """Its own last words."""
 
@@ -111,17 +135,6 @@ class Gate(Part):
             "log_level": spec.log_level,
         }
         self.send({"kind": "begin", "settings": everything}, (device_fd, table_fd))
-
-    def send(self, message: dict[str, Any], descriptors: tuple[int, ...] = ()) -> None:
-        """Tell it, if it runs."""
-        if self.running and self.channel is not None:
-            self.channel.send(message, descriptors)
-
-    def close(self) -> None:
-        """Close our end of a former process's socket."""
-        if self.channel is not None:
-            self.channel.close()
-            self.channel = None
 
 
 class Worker(Part):

@@ -24,8 +24,10 @@ from typing import Any, Final, Self
 
 from fusecache.errors import MountError
 from fusecache.kernel import device, init_message
+from fusecache.kernel.log import Log
 from fusecache.kernel.spec import MountSpec
 from fusecache.kernel.takeover.facts import Facts
+from fusecache.kernel.tuning import set_read_ahead
 
 INIT_S: Final = 10.0
 """Seconds for the kernel's INIT after mount(2); it is there at once."""
@@ -42,6 +44,7 @@ class MountSession:
         mountpoint: str,
         open_mode: str,
         *,
+        mode_reason: str,
         session: int,
         clone: int,
         device_number: str,
@@ -54,6 +57,7 @@ class MountSession:
         """Takes over the descriptors."""
         self.mountpoint = mountpoint
         self.open_mode = open_mode
+        self.mode_reason = mode_reason
         self.device_number = device_number
         """major:minor in mountinfo."""
 
@@ -69,11 +73,14 @@ class MountSession:
         self.initialised = not is_ours
         """Whether INIT was answered; a gate that is started later drops its workers' answers."""
 
+        self.read_ahead_error: str | None = None
+        """Why the read-ahead is the kernel's default; None: it is not."""
+
         self._session: int | None = session
         self._clone: int | None = clone
 
     @classmethod
-    def mounted(cls, spec: MountSpec, open_mode: str) -> Self:
+    def mounted(cls, spec: MountSpec, open_mode: str, mode_reason: str) -> Self:
         """A new mount. MountError when the kernel refuses; nothing is left mounted then."""
         mountpoint = os.path.realpath(spec.mountpoint)
         session = device.open_device()
@@ -109,6 +116,7 @@ class MountSession:
         return cls(
             mountpoint,
             open_mode,
+            mode_reason=mode_reason,
             session=session,
             clone=clone,
             device_number=device_number,
@@ -134,6 +142,7 @@ class MountSession:
         return cls(
             mountpoint,
             facts.open_mode,
+            mode_reason=f"as before: taken over from version {facts.version}",
             session=session,
             clone=gate_device,
             device_number=facts.device,
@@ -187,6 +196,12 @@ class MountSession:
         self._clone = None
         assert self._session is not None
         self._clone = _cloned(self._session)
+
+    def set_read_ahead(self, size_bytes: int, log: Log) -> None:
+        """Of the mount. Where it can't be set, that is said, and the mount serves all the same."""
+        self.read_ahead_error = set_read_ahead(self.device_number, size_bytes)
+        if self.read_ahead_error:
+            log.warning("the read-ahead stays at the kernel's default", reason=self.read_ahead_error)
 
     def is_connected(self) -> bool:
         """False once the kernel has ended the connection: unmounted everywhere, or aborted."""

@@ -16,13 +16,11 @@ def describe(
     spec: MountSpec,
     session: MountSession | None,
     parts: Iterable[Part],
-    *,
-    mode_reason: str,
-    read_ahead_error: str | None,
     uptime_s: float,
 ) -> dict[str, Any]:
     """One JSON object; sizes in bytes. `read_ahead_bytes` is null where it could not be set, and the error says why."""
     uptime_s = round(uptime_s, 1)
+    read_ahead_error = session.read_ahead_error if session else None
     rights = rights_of(os.getpid())
     own = {
         "pid": os.getpid(),
@@ -36,7 +34,7 @@ def describe(
         "mountpoint": spec.mountpoint,
         "device": session.device_number if session else "",
         "open_mode": session.open_mode if session else "",
-        "why": mode_reason,
+        "why": session.mode_reason if session else "",
         "masked_features": list(spec.masked_features),
         "features": spec.features.describe(),
         "read_ahead_bytes": None if read_ahead_error else spec.read_ahead_bytes,

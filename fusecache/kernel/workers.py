@@ -86,8 +86,7 @@ class Workers:
     def ended(self, worker: Worker, how: str, *, again: bool) -> None:
         """Its process ended; `again`: start another one."""
         pid = worker.pid
-        delay_s = worker.policy.died(time.monotonic(), worker.ready_at_s).delay_s
-        worker.ended()
+        delay_s = worker.died().delay_s
         if not again:
             return
         self._log.warning(

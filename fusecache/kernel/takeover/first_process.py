@@ -17,7 +17,6 @@ import argparse
 import contextlib
 import faulthandler
 import os
-import select
 import signal
 import sys
 from collections.abc import Sequence
@@ -26,6 +25,7 @@ from typing import Final, NoReturn
 from fusecache.errors import FusecacheError
 from fusecache.kernel.log import Log
 from fusecache.kernel.parts import keep_only
+from fusecache.kernel.polling import due
 from fusecache.kernel.process_name import set_process_name
 from fusecache.kernel.signals import Signals
 from fusecache.kernel.spec import MountSpec
@@ -78,14 +78,8 @@ class FirstProcess:
     def run(self) -> int:
         """Until the mount has ended; its exit code, as a shell would tell it."""
         while (exit_code := self._reap()) is None:
-            poll = select.poll()
-            poll.register(self._signals, select.POLLIN)
-            sources = self._reloading.sources()
-            for descriptor in sources:
-                poll.register(descriptor, select.POLLIN)
-            for descriptor, _ in poll.poll():
-                if descriptor in sources:
-                    sources[descriptor]()
+            for step in due(self._signals, self._reloading.sources()):
+                step()
             for number in self._signals.take():
                 if number == signal.SIGHUP:
                     self._reloading.start()

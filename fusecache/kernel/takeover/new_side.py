@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn, Self
 
 from fusecache.errors import MountError, UsageError
+from fusecache.kernel.gates import Gates
 from fusecache.kernel.log import Log
+from fusecache.kernel.polling import Step
 from fusecache.kernel.session import MountSession
 from fusecache.kernel.spec import MountSpec
 from fusecache.kernel.takeover.facts import BadFacts, Descriptors, Facts
@@ -24,103 +27,101 @@ from fusecache.kernel.takeover.messages import text_of
 from fusecache.kernel.takeover.states import READY_S, NewAction, NewCourse, NewEvent
 from fusecache.kernel.takeover.token import take_token
 from fusecache.kernel.timers import Timers
+from fusecache.kernel.workers import Workers
 
-Step = Callable[[], None]
 _ABANDONED: Final = "the process that has the mount took it back"
+
+
+@dataclass(frozen=True)
+class Given:
+    """What the old side gave, as it came over exec."""
+
+    facts: Facts
+    descriptors: Descriptors
+    line: int
+
+    @classmethod
+    def from_spec(cls, spec: MountSpec) -> Self | None:
+        """None: nothing, this process mounts. UsageError for what can't be used."""
+        if not spec.takeover:
+            return None
+        given: Mapping[str, Any] = spec.takeover
+        try:
+            facts = Facts.from_message(dict(given["facts"]))
+            descriptors = Descriptors.checked([int(number) for number in given["descriptors"]])
+            line = int(given["line"])
+        except (BadFacts, KeyError, TypeError, ValueError) as failure:
+            raise UsageError(f"the mount specification has no usable take-over: {failure}") from None
+        for descriptor in (line, *descriptors.all()):
+            os.set_inheritable(descriptor, False)
+        return cls(facts, descriptors, line)
 
 
 class TakingOver:
     """See the module. MountError, from any method, when the mount stays the old side's."""
 
-    def __init__(self, spec: MountSpec, steps: Mapping[NewAction, Step], timers: Timers, log: Log) -> None:
-        """`steps`: the supervisor's. UsageError when the specification's part of it is none."""
-        given: Mapping[str, Any] = spec.takeover
-        try:
-            self.facts = Facts.from_message(dict(given["facts"]))
-            self.descriptors = Descriptors.checked([int(number) for number in given["descriptors"]])
-            line = int(given["line"])
-        except (BadFacts, KeyError, TypeError, ValueError) as failure:
-            raise UsageError(f"the mount specification has no usable take-over: {failure}") from None
-        for descriptor in (line, *self.descriptors.all()):
-            os.set_inheritable(descriptor, False)
-        self.course = NewCourse()
-        self.carried_fd: int | None = None
+    def __init__(self, given: Given, gates: Gates, workers: Workers, serve: Step, timers: Timers, log: Log) -> None:
+        """`serve`: what the supervisor does once the mount is this side's."""
+        self._facts = given.facts
+        self._descriptors = given.descriptors
+        self._course = NewCourse()
+        self._session: MountSession | None = None
+        self._carried_fd: int | None = None
         """What the old gate held."""
 
         self._why = _ABANDONED
-        self._line: Line | None = Line.of_descriptor(line)
-        self._steps: Mapping[NewAction, Step] = {"say ready": self._say_ready, "fail": self._fail, **steps}
+        self._line: Line | None = Line.of_descriptor(given.line)
+        self._gates = gates
+        self._workers = workers
+        self._serve = serve
+        self._steps: Mapping[NewAction, Step] = {
+            "say ready": self._say_ready,
+            "take": self._take,
+            "save": self._save,
+            "serve": serve,
+            "fail": self._fail,
+        }
         self._timers = timers
         self._log = log
 
-    def session(self, spec: MountSpec) -> MountSession:
-        """The connection, which is not this side's yet. Made once."""
+    def session(self, spec: MountSpec, cluster_id: str) -> MountSession:
+        """The connection, which is not this side's yet. Made once, when the agent knows its cluster."""
+        theirs = self._facts.cluster_id
+        if theirs != cluster_id:
+            # Ids of another cluster would name other files: the kernel keeps inodes that the old side told it.
+            self._give_up(
+                f"the source is another cluster ({cluster_id!r}) than the one that is mounted ({theirs!r}): its files "
+                "have other ids, so the mount can't be taken over; unmount it first"
+            )
         return MountSession.adopted(
-            spec, self.facts, session=self.descriptors.session, gate_device=self.descriptors.gate_device
+            spec, self._facts, session=self._descriptors.session, gate_device=self._descriptors.gate_device
         )
 
-    @property
-    def is_alone(self) -> bool:
-        """The old side is gone."""
-        return self.course.state == "alone"
-
-    @property
-    def is_over(self) -> bool:
-        """This side serves."""
-        return self.course.state == "serving"
+    def begin(self, session: MountSession) -> None:
+        """Start what a mount needs, beside the process that still has it."""
+        self._session = session
+        if self._course.state == "alone":
+            self._save()
+        else:
+            self._gates.start(session, standby=True)
+        self._workers.start(session)
 
     def sources(self) -> dict[int, Step]:
         """Descriptors to wait on for reading, and what to do then."""
         return {} if self._line is None else {self._line.fileno(): self._read}
 
-    def check_cluster(self, cluster_id: str) -> None:
-        """Ids of another cluster would name other files: the kernel keeps inodes that the old side told it."""
-        theirs = self.facts.cluster_id
-        if theirs != cluster_id:
-            self.fail(
-                f"the source is another cluster ({cluster_id!r}) than the one that is mounted ({theirs!r}): its files "
-                "have other ids, so the mount can't be taken over; unmount it first"
-            )
-
     def happens(self, event: NewEvent) -> None:
         """Go on by the table, and carry out what follows."""
-        for action in self.course.step(event):
+        for action in self._course.step(event):
             self._steps[action]()
-
-    def say_serving(self) -> None:
-        """The old side may end."""
-        if self._line is not None:
-            try:
-                self._line.send({"kind": "serving"})
-            except LineLost as lost:
-                self._log.info("the old process is gone already", why=str(lost))
-        self.close()
-
-    def fail(self, text: str) -> None:
-        """Tell the old side, and end. MountError."""
-        if self._line is not None:
-            with contextlib.suppress(LineLost):
-                self._line.send({"kind": "failed", "text": text})
-        raise MountError(text)
-
-    def close(self) -> None:
-        """Nothing of the take-over is needed any more."""
-        self._timers.cancel("take-over")
-        if self._line is not None:
-            self._line.close()
-            self._line = None
-            os.close(self.descriptors.token)
-        if self.carried_fd is not None:
-            os.close(self.carried_fd)
-            self.carried_fd = None
 
     def _read(self) -> None:
         assert self._line is not None
         try:
             while self._line is not None and (received := self._line.receive()) is not None:
                 message, descriptors = received
-                if message["kind"] == "drained" and len(descriptors) == 1 and self.course.state == "ready":
-                    (self.carried_fd,) = descriptors
+                if message["kind"] == "drained" and len(descriptors) == 1 and self._course.state == "ready":
+                    (self._carried_fd,) = descriptors
                     self._drained()
                 else:
                     close_all(descriptors)
@@ -129,10 +130,10 @@ class TakingOver:
                         self.happens("withdrawn")
         except LineLost as lost:
             self._log.warning("the old process is gone in the middle of the take-over", why=str(lost))
-            self.happens("orphaned" if take_token(self.descriptors.token) else "withdrawn")
+            self.happens("orphaned" if take_token(self._descriptors.token) else "withdrawn")
 
     def _drained(self) -> None:
-        self.happens("drained" if take_token(self.descriptors.token) else "withdrawn")
+        self.happens("drained" if take_token(self._descriptors.token) else "withdrawn")
 
     def _say_ready(self) -> None:
         assert self._line is not None
@@ -146,5 +147,48 @@ class TakingOver:
         self._why = f"the process that has the mount did not hand it over within {READY_S:.0f} s"
         self.happens("late")
 
+    def _take(self) -> None:
+        """The token is this side's: go on where the old gate stopped."""
+        assert self._session is not None
+        assert self._carried_fd is not None
+        self._session.is_ours = True
+        self._gates.go(self._carried_fd)
+        self._serve()
+        if self._line is not None:
+            try:
+                self._line.send({"kind": "serving"})
+            except LineLost as lost:
+                self._log.info("the old process is gone already", why=str(lost))
+        self._close()
+
+    def _save(self) -> None:
+        """The process that had the mount is gone: serve it alone."""
+        if self._session is None:
+            return  # until the agent is prepared
+        if not self._session.is_connected():
+            raise MountError(f"{self._session.mountpoint!r} was unmounted before it was taken over")
+        self._session.is_ours = True
+        self._gates.save(self._session)
+        if self._workers.all_ready:
+            self.happens("all ready")
+
     def _fail(self) -> None:
-        self.fail(self._why)
+        self._give_up(self._why)
+
+    def _give_up(self, text: str) -> NoReturn:
+        """Tell the old side, and end. MountError."""
+        if self._line is not None:
+            with contextlib.suppress(LineLost):
+                self._line.send({"kind": "failed", "text": text})
+        raise MountError(text)
+
+    def _close(self) -> None:
+        """Nothing of the take-over is needed any more."""
+        self._timers.cancel("take-over")
+        if self._line is not None:
+            self._line.close()
+            self._line = None
+            os.close(self._descriptors.token)
+        if self._carried_fd is not None:
+            os.close(self._carried_fd)
+            self._carried_fd = None

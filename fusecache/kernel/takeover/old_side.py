@@ -2,25 +2,26 @@
 
     hello -> end agent and embedded server -> given (descriptors) -> ready -> empty the gate -> drained -> serving
 
-What follows from what is decided by `states`; what is said, by `messages`. This module watches the
-line and the clock, holds the token, and carries out what it can by itself; the rest are the supervisor's `steps`. One
-take-over at a time: who comes meanwhile is told, and so is who comes for another source.
+What follows from what is decided by `states`; what is said, by `messages`. This module watches the line and the clock,
+holds the token, and carries out nearly everything; the rest are the supervisor's `steps`. One take-over at a time: who
+comes meanwhile is told, and so is who comes for another source.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 import fusecache
 from fusecache.errors import StateError
 from fusecache.kernel.channel import Message
+from fusecache.kernel.gates import Gates
 from fusecache.kernel.keeping import AGAIN_S, Keeper
 from fusecache.kernel.log import Log
 from fusecache.kernel.parts import Part
-from fusecache.kernel.roles import Gate
+from fusecache.kernel.polling import Step
 from fusecache.kernel.session import MountSession
 from fusecache.kernel.spec import MountSpec
 from fusecache.kernel.takeover.line import Line, LineLost, close_all
@@ -33,8 +34,6 @@ from fusecache.kernel.timers import Timers
 ENDING_S: Final = 5.0
 """For the agent and the embedded server, from SIGTERM to SIGKILL."""
 
-Step = Callable[[], None]
-
 
 class HandingOver:
     """See the module. `course.is_active` while one is under way."""
@@ -42,34 +41,33 @@ class HandingOver:
     def __init__(
         self,
         spec: MountSpec,
-        gate: Gate,
+        gates: Gates,
         stopped: tuple[Part, ...],
         steps: Mapping[OldAction, Step],
-        *,
-        table_fd: int,
         keeper: Keeper,
         timers: Timers,
         log: Log,
     ) -> None:
         """`stopped`: the parts that can't run twice. `steps`: what only the supervisor can do."""
         self.course = OldCourse(spec.takeover_s)
-        self.carried_fd: int | None = None
+        self._carried_fd: int | None = None
         """For what the gate holds when it is emptied."""
 
         self.cluster_id = ""
         self._spec = spec
-        self._gate = gate
+        self._gates = gates
         self._stopped = stopped
         self._steps: Mapping[OldAction, Step] = {
             "stop parts": self._stop_parts,
             "give": self._give,
             "empty gate": self._empty_gate,
-            "kill gate": lambda: gate.kill(signal.SIGKILL),
+            "kill gate": lambda: gates.gate.kill(signal.SIGKILL),
+            "refill gate": self._refill_gate,
+            "replace gate": lambda: gates.replace("SIGKILL"),
             "pass on": self._pass_on,
             "withdraw": self._withdraw,
             **steps,
         }
-        self._table_fd = table_fd
         self._keeper = keeper
         self._timers = timers
         self._log = log
@@ -109,10 +107,16 @@ class HandingOver:
         """Of the process that is taking over; None: there is none, or it can't be seen from here."""
         return (self._line.peer_pid() or None) if self._line is not None else None
 
-    def part_ended(self) -> None:
-        """One of `stopped`."""
-        if not any(part.running for part in self._stopped):
-            self.happens("parts ended")
+    def part_ended(self, pid: int) -> bool:
+        """Whether that was one of `stopped` in the middle of a take-over, so that its end means nothing else."""
+        if not self.course.is_active:
+            return False
+        for part in self._stopped:
+            if part.pid == pid:
+                part.ended()
+                self._look_whether_parts_ended()
+                return True
+        return False
 
     def end(self, *, is_last: bool) -> None:
         """This supervisor ends: whoever is about to take over has the mount, or never will (`is_last`).
@@ -199,7 +203,7 @@ class HandingOver:
         """Have what is needed further on, before anything is given up; None, or why it is not to be had."""
         try:
             self._token = new_token()
-            self.carried_fd = os.memfd_create("fusecache-carried", os.MFD_CLOEXEC)
+            self._carried_fd = os.memfd_create("fusecache-carried", os.MFD_CLOEXEC)
         except OSError as failure:
             self._forget()
             return f"the process that serves it can't hand over now: {failure.strerror}"
@@ -259,22 +263,30 @@ class HandingOver:
         for part in self._stopped:
             part.kill(signal.SIGTERM)
             self._keeper.kill_later(part, ENDING_S)
-        self.part_ended()  # where none is running, nobody's end is waited for
+        self._look_whether_parts_ended()  # where none is running, nobody's end is waited for
+
+    def _look_whether_parts_ended(self) -> None:
+        if not any(part.running for part in self._stopped):
+            self.happens("parts ended")
 
     def _give(self) -> None:
         session = self._session
         assert session is not None
         assert self._token is not None
         facts = session.facts(fusecache.__version__, self.cluster_id)
-        self._send(facts.to_message(), (*session.descriptors(), self._table_fd, self._token))
+        self._send(facts.to_message(), (*session.descriptors(), self._gates.table_fd, self._token))
 
     def _empty_gate(self) -> None:
-        assert self.carried_fd is not None
-        self._gate.send({"kind": "hand_over"}, (self.carried_fd,))
+        assert self._carried_fd is not None
+        self._gates.gate.send({"kind": "hand_over"}, (self._carried_fd,))
 
     def _pass_on(self) -> None:
-        assert self.carried_fd is not None
-        self._send({"kind": "drained"}, (self.carried_fd,))
+        assert self._carried_fd is not None
+        self._send({"kind": "drained"}, (self._carried_fd,))
+
+    def _refill_gate(self) -> None:
+        assert self._carried_fd is not None
+        self._gates.refill(self._carried_fd)
 
     def _withdraw(self) -> None:
         self._send({"kind": "withdrawn", "text": f"it was not ready, or did not answer, in time ({self.course.state})"})
@@ -288,6 +300,6 @@ class HandingOver:
         if self._token is not None:
             os.close(self._token)
             self._token = None
-        if self.carried_fd is not None:
-            os.close(self.carried_fd)
-            self.carried_fd = None
+        if self._carried_fd is not None:
+            os.close(self._carried_fd)
+            self._carried_fd = None
