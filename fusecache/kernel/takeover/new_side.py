@@ -130,7 +130,9 @@ class TakingOver:
                         self.happens("withdrawn")
         except LineLost as lost:
             self._log.warning("the old process is gone in the middle of the take-over", why=str(lost))
-            self.happens("orphaned" if take_token(self._descriptors.token) else "withdrawn")
+            is_free = take_token(self._descriptors.token)
+            self._close()
+            self.happens("orphaned" if is_free else "withdrawn")
 
     def _drained(self) -> None:
         self.happens("drained" if take_token(self._descriptors.token) else "withdrawn")

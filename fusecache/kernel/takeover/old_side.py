@@ -261,6 +261,7 @@ class HandingOver:
 
     def _stop_parts(self) -> None:
         for part in self._stopped:
+            self._timers.cancel(part.name)  # one that was about to be started again stays away
             part.kill(signal.SIGTERM)
             self._keeper.kill_later(part, ENDING_S)
         self._look_whether_parts_ended()  # where none is running, nobody's end is waited for
