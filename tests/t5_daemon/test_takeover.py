@@ -466,6 +466,7 @@ def test_f17_who_comes_while_the_old_side_has_no_descriptor_left_waits_or_is_tol
     expected_logs(BACK, count=1)
     expected_logs("the agent ended, reads go on", count=1)
     old = start()
+    until(lambda: old.parts()["spare gate"]["ready"], "the spare gate has all its descriptors")
     with no_more_descriptors(old.pid):
         taker = Taker(old.takeover_socket, SOURCE)
         until(lambda: "who comes to take over has to wait" in old.events(), "it can't be let in")
