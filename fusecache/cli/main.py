@@ -21,10 +21,7 @@ from typing import NamedTuple
 
 import click
 
-from fusecache.errors import FusecacheError, UsageError, told
-
-UNEXPECTED = 70
-"""EX_SOFTWARE of sysexits.h."""
+from fusecache.errors import UNEXPECTED, FusecacheError, UsageError, told
 
 INTERRUPTED = 130
 """128 + SIGINT, as shells have it."""

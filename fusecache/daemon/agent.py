@@ -38,13 +38,12 @@ from fusecache.config.settings import LogLevel, MountPlan
 from fusecache.daemon import mountpoint as mountpoints
 from fusecache.daemon import open_mode_choice
 from fusecache.daemon.gate_metrics import record
-from fusecache.daemon.gated import plan_from
+from fusecache.daemon.gated import from_memfd
 from fusecache.daemon.metadata_service import MetadataService
 from fusecache.daemon.mount_core import Cluster, MountCore, build_info, only_error
-from fusecache.daemon.mount_process import UNEXPECTED
 from fusecache.daemon.open_mode_choice import SampledFile
 from fusecache.daemon.supervisor_link import SupervisorLink
-from fusecache.errors import FusecacheError, MountError, ProtocolError, Unavailable, told
+from fusecache.errors import UNEXPECTED, FusecacheError, MountError, ProtocolError, Unavailable, told
 from fusecache.fs.invalidation import Push
 from fusecache.kernel.first_look import LOOK_S
 from fusecache.kernel.gate_link import GateLink
@@ -307,7 +306,7 @@ def main(arguments: Sequence[str]) -> int:
     faulthandler.register(signal.SIGUSR1)
     faulthandler.enable()  # the supervisor ends a stuck agent by ABRT
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    plan = plan_from(flags.plan_fd)
+    plan = from_memfd(flags.plan_fd, MountPlan)
     set_process_name("agent", str(plan.mountpoint))
     logs.configure(plan.settings.log_level, plan.settings.log_format)
     supervisor = SupervisorLink(flags.control_fd)

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, NoReturn
 import structlog
 import trio
 
+from fusecache.daemon.accepting import accepted
 from fusecache.daemon.control_client import CREDENTIALS, call, socket_path
 from fusecache.errors import FusecacheError, PermissionDenied, UsageError
 
@@ -47,9 +48,6 @@ HANDLER_S = 300.0
 
 CONNECTION_S = 900.0
 """Seconds a connection may live, whatever it does."""
-
-ACCEPT_PAUSE_S = 0.5
-"""After accept(2) failed (no descriptors left): seconds before the next try."""
 
 
 class Handler(NamedTuple):
@@ -79,12 +77,7 @@ class ControlServer:
             async with trio.open_nursery() as nursery:
                 task_status.started()
                 while True:
-                    try:
-                        connection, _ = await self._listener.accept()
-                    except OSError as failure:
-                        log.warning("control_accept_failed", error=failure.strerror)
-                        await trio.sleep(ACCEPT_PAUSE_S)
-                        continue
+                    connection = await accepted(self._listener, log, "control_accept_failed")
                     uid = _peer_uid(connection)
                     if self._admit(uid):
                         nursery.start_soon(self._serve, connection, uid)

@@ -21,7 +21,7 @@ import secrets
 import socket
 import sys
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn, TypeVar
 
 import structlog
 
@@ -44,6 +44,8 @@ from fusecache.kernel.spec import MountSpec
 from fusecache.own_user import own_user
 
 log = structlog.get_logger(__name__)
+
+Passed = TypeVar("Passed", MountPlan, MountCommand)
 
 SLOTS = 64
 """Answers of one worker on their way at once, 1 MiB each at most; their pages are made when they are first used."""
@@ -224,18 +226,11 @@ def _memfd(name: str, content: MountPlan | MountCommand) -> int:
     return descriptor
 
 
-def plan_from(descriptor: int) -> MountPlan:
-    """The plan; its descriptor is shared with others, so its position is not used."""
-    plan = pickle.loads(os.pread(descriptor, os.fstat(descriptor).st_size, 0))
-    assert isinstance(plan, MountPlan)
-    return plan
-
-
-def command_from(descriptor: int) -> MountCommand:
-    """The command that mounted; as `plan_from`."""
-    command = pickle.loads(os.pread(descriptor, os.fstat(descriptor).st_size, 0))
-    assert isinstance(command, MountCommand)
-    return command
+def from_memfd(descriptor: int, kind: type[Passed]) -> Passed:
+    """What the supervisor passed on. Others have the descriptor too, so its position is not used."""
+    content = pickle.loads(os.pread(descriptor, os.fstat(descriptor).st_size, 0))
+    assert isinstance(content, kind)
+    return content
 
 
 def _backing_devices(plan: MountPlan) -> dict[str, list[int]]:

@@ -35,6 +35,7 @@ from fusecache.cache.record import Entry
 from fusecache.cache.store import MetadataStore
 from fusecache.cache.tree import MetadataTree
 from fusecache.daemon import agent_messages as messages
+from fusecache.daemon.accepting import accepted
 from fusecache.daemon.agent_messages import Frames
 from fusecache.daemon.control_client import CREDENTIALS
 from fusecache.errors import FusecacheError, NotFound, ProtocolError, StateError, Unavailable
@@ -56,9 +57,6 @@ HELLO_S: Final = 10.0
 
 DYING_S: Final = 1.0
 """After a connection ended its process is surely gone, if it was killed."""
-
-ACCEPT_PAUSE_S: Final = 0.5
-"""After accept(2) failed (no descriptors left): seconds, and a line of the log, before the next try."""
 
 MAX_REMEMBERED: Final = 64
 """Workers, living or dead, whose last metrics are kept apart; those of older ones are summed up."""
@@ -198,12 +196,7 @@ class MetadataService:
                 nursery.start_soon(self._free_reader_slots)
                 task_status.started()
                 while True:
-                    try:
-                        connection, _ = await listener.accept()
-                    except OSError as exc:
-                        log.warning("no worker can connect", error=str(exc))
-                        await trio.sleep(ACCEPT_PAUSE_S)
-                        continue
+                    connection = await accepted(listener, log, "no worker can connect")
                     if self._connections >= MAX_CONNECTIONS or not _allowed(connection):
                         log.warning("a connection for metadata was refused")
                         connection.close()

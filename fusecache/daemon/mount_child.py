@@ -24,11 +24,8 @@ from fusecache.config.settings import MountPlan
 from fusecache.daemon import gated, mountpoint, takeover
 from fusecache.daemon.gated import Start
 from fusecache.daemon.own_folders import identity_of, prepare_folders
-from fusecache.errors import FusecacheError, MountError, UsageError, told
+from fusecache.errors import UNEXPECTED, FusecacheError, MountError, UsageError, told
 from fusecache.kernel.ready_pipe import ReadyPipe
-
-UNEXPECTED = 70
-"""EX_SOFTWARE: exit code of a bug."""
 
 OTHER_DESCRIPTORS = 1024
 """Descriptors kept for connections, databases and control sockets beside the open block files."""
@@ -79,7 +76,7 @@ def _given() -> tuple[MountPlan, MountCommand | None]:
 
 def _planned_again(command_fd: int) -> tuple[MountPlan, MountCommand]:
     """What the command that mounted means now. UsageError."""
-    command = gated.command_from(command_fd)
+    command = gated.from_memfd(command_fd, MountCommand)
     os.close(command_fd)
     plan = command.plan_again(os.environ)
     os.chdir("/")

@@ -20,14 +20,11 @@ from typing import IO
 import fusecache
 from fusecache.config.mount_command import MountCommand
 from fusecache.config.settings import MountPlan
-from fusecache.errors import FusecacheError
+from fusecache.errors import UNEXPECTED, FusecacheError
 from fusecache.kernel import ready_pipe
 
 STOP_S = 20.0
 """Seconds a mount may take to end after SIGTERM, before SIGKILL: it has an unmount and open streams to finish."""
-
-UNEXPECTED = 70
-"""EX_SOFTWARE: what a mount's end without a reason counts as."""
 
 
 class MountFailed(FusecacheError):

@@ -32,7 +32,7 @@ from fusecache.clock import SystemClock
 from fusecache.config.settings import MountPlan
 from fusecache.daemon.comparisons import Comparisons
 from fusecache.daemon.file_context import MetadataFileContext
-from fusecache.daemon.gated import plan_from
+from fusecache.daemon.gated import from_memfd
 from fusecache.daemon.mount_child import raise_open_files
 from fusecache.daemon.mount_core import freshness_of
 from fusecache.daemon.passthrough_offers import PassthroughOffers
@@ -182,7 +182,7 @@ def main(arguments: Sequence[str]) -> int:
     faulthandler.register(signal.SIGUSR1)
     faulthandler.enable()  # the supervisor ends a stuck worker by ABRT
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    plan = plan_from(flags.plan_fd)
+    plan = from_memfd(flags.plan_fd, MountPlan)
     set_process_name(f"worker {flags.index}", str(plan.mountpoint))
     logs.configure(plan.settings.log_level, plan.settings.log_format)
     raise_open_files(plan.settings.max_open_blocks)
