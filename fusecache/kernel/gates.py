@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final, Literal
 
 from fusecache.kernel.keeping import AGAIN_S, Keeper, PartFailed
@@ -197,9 +197,13 @@ class Gates:
         self._timers.after(self.spare.name, SPARE_S, self._launch_spare)
 
     def refill(self, carried_fd: int) -> None:
-        """Go on with another gate, and with what the last one gave up."""
-        self._launch(standby=True)
-        self.go(carried_fd)
+        """Go on with another gate, and with what the last one gave up, whose descriptor is this method's now."""
+
+        def go() -> None:
+            self.go(carried_fd)
+            os.close(carried_fd)
+
+        self._launch(standby=True, started=go)
 
     def save(self, session: MountSession) -> None:
         """Serve a mount whose process is gone, and its gate with it: what that had read goes the way of every dead
@@ -211,7 +215,8 @@ class Gates:
         session.renew_gate_device(resend=self._can_resend)
         self._launch()
 
-    def _launch(self, *, standby: bool = False) -> None:
+    def _launch(self, *, standby: bool = False, started: Callable[[], None] = lambda: None) -> None:
+        """Start a gate, if it can't be had now then later; `started` comes next."""
         session = self._session
         assert session is not None
         if self.spare.ready:
@@ -219,7 +224,7 @@ class Gates:
         elif not self._keeper.start(
             self.gate,
             lambda: self.gate.launch(self._spec, self._environment),
-            lambda: self._launch(standby=standby),
+            lambda: self._launch(standby=standby, started=started),
         ):
             return
         settings = {**session.gate_settings(), "open_mode": session.open_mode, "standby": standby}
@@ -229,6 +234,7 @@ class Gates:
         if self._agent.running:
             self._agent.hand_to(self.gate, again=self.gate.restarts > 0)
         self._workers.gate_started()
+        started()
 
     def _launch_spare(self) -> None:
         if not self.spare.running:
@@ -246,9 +252,9 @@ class Gates:
 
     def _set_aside(self, where: list[Part], name: str) -> None:
         """Its process is as good as ended, and no longer the gate."""
-        assert self.gate.pid is not None
-        where.append(_aside(name, self.gate.pid))
-        self.gate.ended()
+        if self.gate.pid is not None:
+            where.append(_aside(name, self.gate.pid))
+            self.gate.ended()
 
 
 def _aside(name: str, pid: int) -> Part:

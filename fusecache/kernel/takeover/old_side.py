@@ -287,7 +287,8 @@ class HandingOver:
 
     def _refill_gate(self) -> None:
         assert self._carried_fd is not None
-        self._gates.refill(self._carried_fd)
+        carried_fd, self._carried_fd = self._carried_fd, None
+        self._gates.refill(carried_fd)
 
     def _withdraw(self) -> None:
         self._send({"kind": "withdrawn", "text": f"it was not ready, or did not answer, in time ({self.course.state})"})
