@@ -147,7 +147,7 @@ class Dispatch:
         return True
 
     def _give_waiting(self, now_s: float) -> None:
-        for queue in (self.in_flight.waiting_reads, self.in_flight.waiting_others):
+        for queue in self.in_flight.queues:
             while queue:
                 request = queue[0]
                 load = self.in_flight.choose(request, now_s)
@@ -196,7 +196,7 @@ class Dispatch:
             self._break(worker, str(exc), now_s)
         for waiter in self._waiters:
             waiter.set()
-        if self.in_flight.waiting_reads or self.in_flight.waiting_others:
+        if self.in_flight.waiting:
             self._give_waiting(now_s)
 
     def _finish_open(self, opens: Opens, worker: Worker, request: Request, received: int, now_s: float) -> None:
@@ -303,7 +303,7 @@ class Dispatch:
 
     def fail_waiting(self) -> None:
         """Answer everything that waits for a worker with EIO."""
-        for queue in (self.in_flight.waiting_reads, self.in_flight.waiting_others):
+        for queue in self.in_flight.queues:
             while queue:
                 request = queue.popleft()
                 request.answered = True

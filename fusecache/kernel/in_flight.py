@@ -9,7 +9,8 @@ that owes least.
 
 A request stays here until it is answered: when its worker dies it is given to another one. The third death of a worker
 that held it answers it EIO, because it may be what kills them (one such request killed 23 workers in 7 s). Its last
-delivery is to a worker that holds nothing else, so that no other request is blamed with it.
+delivery is to a worker that holds nothing else, so that no other request is blamed with it. It waits apart for that, and
+one worker gets nothing new until it is free: otherwise there would be none for as long as others ask for something.
 
 Does not send, receive or wait.
 """
@@ -82,6 +83,11 @@ class InFlight:
         self.loads: dict[int, Load] = {}
         self.waiting_reads: deque[Request] = deque()
         self.waiting_others: deque[Request] = deque()
+        self.waiting_last: deque[Request] = deque()
+        """For their last delivery."""
+        self._kept_free: Load | None = None
+        self._kept_for: Request | None = None
+        """Whose last delivery a worker is kept free for."""
         self._last_reader: dict[int, int] = {}
         self.owed = 0
         """Requests that workers hold, twice those that two hold."""
@@ -103,11 +109,24 @@ class InFlight:
             if len(load.owed) < least and self._has_credits(load, request, is_read, now_s):
                 best = load
                 least = len(load.owed)
+        if best is None and request.deliveries == MOST_DELIVERIES - 1:
+            self._keep_one_free(request, now_s)
         return best
+
+    def _keep_one_free(self, request: Request, now_s: float) -> None:
+        """Let a worker come to an end with what it holds, for `request`. One at a time: others are to be served too."""
+        self._kept_for = request
+        able = [load for load in self.loads.values() if load.ready and not load.alone and self._is_awake(load, now_s)]
+        if len(self.loads) > 1 and any(load.alone for load in self.loads.values()):
+            self._kept_free = None
+        elif self._kept_free not in able:
+            self._kept_free = min(able, key=lambda load: len(load.owed), default=None)
 
     def _has_credits(self, load: Load, request: Request, is_read: bool, now_s: float) -> bool:
         owed = load.owed
         if not load.ready or load.full or load.alone or request.unique in owed:
+            return False
+        if load is self._kept_free and self._is_kept_from(request):
             return False
         if not owed:
             return True
@@ -115,6 +134,13 @@ class InFlight:
             return False
         if load.reads >= load.most_reads if is_read else len(owed) - load.reads >= MOST_OTHERS:
             return False
+        return self._is_awake(load, now_s)
+
+    def _is_kept_from(self, request: Request) -> bool:
+        kept_for = self._kept_for
+        return kept_for is not None and kept_for is not request and not kept_for.answered
+
+    def _is_awake(self, load: Load, now_s: float) -> bool:
         if now_s - load.awake_at_s < STALL_S:
             return True
         if self._has_unread(load):
@@ -124,6 +150,8 @@ class InFlight:
 
     def given(self, request: Request, load: Load, now_s: float) -> None:
         """The request is in the worker's socket."""
+        if request is self._kept_for:
+            self._kept_free = self._kept_for = None
         if not load.owed:
             load.awake_at_s = load.heard_at_s = now_s
         load.owed[request.unique] = request
@@ -196,13 +224,20 @@ class InFlight:
             self.queue_of(request).appendleft(request)
 
     def queue_of(self, request: Request) -> deque[Request]:
-        """Where a request waits for credits: in turn, READs apart from the others."""
+        """Where a request waits for credits: in turn, READs apart from the others, and last deliveries from both."""
+        if request.deliveries == MOST_DELIVERIES - 1:
+            return self.waiting_last
         return self.waiting_reads if request.opcode == wire.READ else self.waiting_others
+
+    @property
+    def queues(self) -> tuple[deque[Request], ...]:
+        """All that wait for credits, by what they wait for."""
+        return self.waiting_last, self.waiting_reads, self.waiting_others
 
     @property
     def waiting(self) -> int:
         """Requests that wait for credits."""
-        return len(self.waiting_reads) + len(self.waiting_others)
+        return len(self.waiting_reads) + len(self.waiting_others) + len(self.waiting_last)
 
     def overdue(self, now_s: float, after_s: float) -> list[Request]:
         """Requests that a worker has left unread in its socket for so long that another one shall get them too.
@@ -238,7 +273,7 @@ class InFlight:
         found: dict[int, Request] = {}
         for load in self.loads.values():
             found.update(load.owed)
-        found.update((request.unique, request) for request in (*self.waiting_reads, *self.waiting_others))
+        found.update((request.unique, request) for queue in self.queues for request in queue)
         return [request for request in found.values() if request.taken_at_s < moment_s and not request.answered]
 
     def give_up(self, request: Request) -> None:
@@ -254,7 +289,7 @@ class InFlight:
     def unanswered(self, opcodes: frozenset[int], inode: int) -> list[Request]:
         """Requests for an inode that wait or are owed. Any thread (each copy of a collection is one step)."""
         loads = list(self.loads.values())
-        requests = [*self.waiting_reads.copy(), *self.waiting_others.copy()]
+        requests = [request for queue in self.queues for request in queue.copy()]
         for load in loads:
             requests.extend(list(load.owed.values()))
         return [
@@ -265,7 +300,7 @@ class InFlight:
 
     def all_unanswered(self) -> list[Request]:
         """Whatever waits or is owed, once each, in the order in which it came."""
-        requests = [*self.waiting_reads, *self.waiting_others]
+        requests = [request for queue in self.queues for request in queue]
         for load in self.loads.values():
             requests.extend(load.owed.values())
         found = {request.unique: request for request in requests if not request.answered}
@@ -274,6 +309,6 @@ class InFlight:
     @property
     def is_busy(self) -> bool:
         """Something waits, or is owed."""
-        if self.waiting_reads or self.waiting_others:
+        if self.waiting_reads or self.waiting_others or self.waiting_last:
             return True
         return bool(self.owed)

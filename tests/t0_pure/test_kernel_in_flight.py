@@ -136,6 +136,65 @@ def test_the_last_delivery_waits_for_a_worker_that_holds_nothing() -> None:
     assert in_flight.choose(read(3), 0) is loads[0]
 
 
+def test_the_last_delivery_does_not_wait_for_ever_while_others_ask_for_more() -> None:
+    """One worker takes nothing new until it has come to an end; the other one goes on with everything."""
+    in_flight, loads, _ = workers(2)
+    uniques = iter(range(10, 1000))
+
+    def look_up_somewhere() -> None:
+        request = look_up(next(uniques))
+        load = in_flight.choose(request, 0)
+        assert load is not None, "the other worker takes them"
+        in_flight.given(request, load, 0)
+
+    suspicious = read(1)
+    suspicious.deliveries = MOST_DELIVERIES - 1
+    in_flight.wait_first([suspicious])
+    assert in_flight.choose(read(2), 0) is loads[0], "other reads do not wait behind it"
+    for _ in range(8):
+        look_up_somewhere()
+    for _ in range(100):
+        if (load := in_flight.choose(in_flight.waiting_last[0], 0)) is not None:
+            break
+        for busy in loads:
+            in_flight.answer_of(busy, next(iter(busy.owed)), 0)
+            look_up_somewhere()
+    assert load is not None
+    assert not load.owed
+    in_flight.given(in_flight.waiting_last.popleft(), load, 0)
+    assert in_flight.answer_of(load, 1, 0) is suspicious
+    assert in_flight.choose(look_up(2000), 0) is load, "and is as before"
+
+
+def test_a_worker_kept_free_for_one_that_was_given_up_is_free_for_all() -> None:
+    in_flight, loads, _ = workers(1)
+    in_flight.given(look_up(5), loads[0], 0)
+    suspicious = read(1)
+    suspicious.deliveries = MOST_DELIVERIES - 1
+    in_flight.wait_first([suspicious])
+    assert in_flight.choose(suspicious, 0) is None
+    assert in_flight.choose(look_up(6), 0) is None
+    in_flight.give_up(suspicious)
+    assert in_flight.choose(look_up(6), 0) is loads[0]
+    assert not in_flight.waiting
+
+
+def test_a_worker_that_hangs_is_not_the_one_that_is_kept_free() -> None:
+    in_flight, loads, sockets = workers(2)
+    in_flight.given(look_up(5), loads[0], 0)
+    in_flight.given(look_up(6), loads[1], 0)
+    in_flight.given(look_up(7), loads[1], 0)
+    sockets.unread.add(0)
+    suspicious = read(1)
+    suspicious.deliveries = MOST_DELIVERIES - 1
+    assert in_flight.choose(suspicious, 1.0) is None
+    in_flight.answer_of(loads[1], 6, 1.0)
+    in_flight.answer_of(loads[1], 7, 1.0)
+    assert in_flight.choose(suspicious, 1.0) is loads[1]
+    sockets.unread.clear()
+    assert in_flight.choose(look_up(8), 1.0) is loads[0], "as before"
+
+
 def test_a_request_left_unread_is_given_to_another_worker_and_answered_once() -> None:
     in_flight, loads, sockets = workers(2)
     request = read(1)
@@ -184,7 +243,7 @@ def test_every_request_is_answered_once_whatever_happens(steps: list[tuple[str, 
     made = 0
 
     def dispatch() -> None:
-        for queue in (in_flight.waiting_reads, in_flight.waiting_others):
+        for queue in in_flight.queues:
             while queue and (load := in_flight.choose(queue[0], now_s)):
                 in_flight.given(queue.popleft(), load, now_s)
                 assert load.reads <= 2
