@@ -2,8 +2,8 @@
 
 A worker is greeted with the INIT that the kernel sent; when it has answered that, it gets requests; one that has
 served a gate before this one gets them at once. Its answers are checked before the kernel sees a byte of them; a
-worker that sends what none may send is cut off, and the supervisor told. Workers' sockets never block the gate: what
-they do not take waits here.
+worker that sends what none may send is cut off. The supervisor is told of that, and of one that closes its socket.
+Workers' sockets never block the gate: what they do not take waits here.
 
 What is not answered KILLED_S after it came is looked at: if its caller is being killed (`kernel.callers`) it is
 answered EINTR, so that a killed process is gone although nobody answers it. The kernel's INTERRUPT is of no use for
@@ -169,6 +169,8 @@ class Dispatch:
         except OSError as exc:
             raise WorkersFailed(f"worker {worker.index}'s socket can't be read: {exc.strerror}") from exc
         if not received:
+            # Mostly its end, which the supervisor sees too. But one that only closed its socket is of no use either.
+            self._tell({"kind": "worker_broken", "index": worker.index, "pid": worker.pid})
             self._bury(worker, now_s)
             return
         load = worker.load

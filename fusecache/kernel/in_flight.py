@@ -9,8 +9,8 @@ that owes least.
 
 A request stays here until it is answered: when its worker dies it is given to another one. The third death of a worker
 that held it answers it EIO, because it may be what kills them (one such request killed 23 workers in 7 s). Its last
-delivery is to a worker that holds nothing else, so that no other request is blamed with it. It waits apart for that, and
-one worker gets nothing new until it is free: otherwise there would be none for as long as others ask for something.
+delivery is to a worker that holds nothing else, so that no other request is blamed with it. It waits apart from the
+others, and one worker gets nothing new until it is free: there would be none for as long as others ask for more.
 
 Does not send, receive or wait.
 """

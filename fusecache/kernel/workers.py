@@ -26,7 +26,7 @@ START_S: Final = 60.0
 """From mount(2) to the first worker's answer to INIT, and from a worker's start to its being ready."""
 
 BROKEN_END_S: Final = 5.0
-"""For a worker whose socket the gate has closed, because it sent what can't be true, to end by itself."""
+"""For a worker whose socket is closed, by itself or by the gate for what it sent, to end by itself."""
 
 
 class Workers:
@@ -123,9 +123,10 @@ class Workers:
         self._timers.after(f"{worker.name} again", AGAIN_S, hand_again)
 
     def is_broken(self, message: Message) -> None:
-        """The gate has closed its socket, for what it sent."""
+        """The gate has closed its socket, for what it sent (`text`), or because it had closed its own end."""
         if worker := self.of(message.get("pid")):
-            self._log.error("the gate has cut a worker off", part=worker.name, why=message.get("text"))
+            if message.get("text"):
+                self._log.error("the gate has cut a worker off", part=worker.name, why=message["text"])
             self._keeper.kill_later(worker, BROKEN_END_S)
 
     def look(self, status: Message) -> None:

@@ -2,12 +2,13 @@
 
 `setuid` has the bytes of the file `program` in the folder, belongs to root and has mode 04755. `device` is the
 character device 1:5, /dev/zero. `mirror` is offered for direct reading as a file of the very mount, of which the kernel
-keeps no attribute. They answer by name only.
+keeps no attribute. Who is asked to read `leave` closes its socket, and lives on. They answer by name only.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import stat
 import struct
 import sys
@@ -15,8 +16,8 @@ import sys
 from tests.support import stand_in_worker
 from tests.support.stand_in_worker import ATTRIBUTES, CONTENT, GETATTR, IN_HEADER, LOOKUP, READ, VALID_S
 
-SETUID, DEVICE, MIRROR = 100, 101, 102
-NAMES = {b"setuid": SETUID, b"device": DEVICE, b"mirror": MIRROR}
+SETUID, DEVICE, MIRROR, LEAVE = 100, 101, 102, 103
+NAMES = {b"setuid": SETUID, b"device": DEVICE, b"mirror": MIRROR, b"leave": LEAVE}
 ZERO = os.makedev(1, 5)
 
 
@@ -44,6 +45,10 @@ class HostileWorker(stand_in_worker.StandIn):
                 assert self._offers.offer(MIRROR, file.fileno())
             _, offset, size = struct.unpack_from("<QQI", body)
             self._read(unique, inode, offset, size)
+        elif opcode == READ and inode == LEAVE:
+            os.close(self._requests)
+            while True:
+                signal.pause()
         else:
             super()._handle(message)
 
@@ -51,7 +56,7 @@ class HostileWorker(stand_in_worker.StandIn):
         """struct fuse_attr of root's file."""
         if inode == DEVICE:
             mode, size, device = stat.S_IFCHR | 0o666, 0, ZERO
-        elif inode == MIRROR:
+        elif inode in (MIRROR, LEAVE):
             mode, size, device = stat.S_IFREG | 0o644, len(CONTENT), 0
         else:
             mode, size, device = stat.S_IFREG | 0o4755, (self._folder / "program").stat().st_size, 0

@@ -162,7 +162,11 @@ class System:
         return worker
 
     def told(self) -> dict[str, Any]:
-        return dict(json.loads(self.control.recv(1 << 16)))
+        """What is new to a supervisor, which sees by itself when a worker has ended."""
+        while True:
+            message: dict[str, Any] = json.loads(self.control.recv(1 << 16))
+            if message["kind"] != "worker_broken" or "text" in message:
+                return message
 
     def order(self, **message: Any) -> None:
         self.control.send(json.dumps(message).encode())
@@ -423,6 +427,14 @@ def test_a_worker_that_answers_what_none_may_is_cut_off_and_the_request_lives(
     assert second.take()[:2] == (wire.READ, 10)
     second.answer_read(10, b"good")
     assert system.answered() == (0, 10, b"good")
+
+
+def test_the_supervisor_is_told_of_a_worker_that_closes_its_socket_and_lives_on(start: Start) -> None:
+    """It would wait for ever for the end of a process that serves nobody."""
+    system = start()
+    worker = system.first_worker()
+    worker.requests.shutdown(socket.SHUT_RDWR)
+    assert json.loads(system.control.recv(1 << 16)) == {"kind": "worker_broken", "index": 0, "pid": 1000}
 
 
 def test_more_bytes_than_the_read_asked_for_never_reach_the_kernel(start: Start, expected_logs: Declare) -> None:

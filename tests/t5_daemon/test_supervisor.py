@@ -578,6 +578,20 @@ def test_a_worker_that_hangs_is_replaced(start: Start, expected_logs: Callable[.
     assert mount.parts()["worker 0"]["pid"] != pid
 
 
+def test_a_worker_that_closes_its_socket_and_does_not_end_is_replaced(
+    start: Start, expected_logs: Callable[..., None]
+) -> None:
+    """Each does that is asked to read `leave`: with every one of them the mount would be without workers for ever."""
+    expected_logs("a worker ended", count=1)
+    expected_logs("request answered EIO: every worker that held it died", count=1)
+    mount = start(worker_argv=(sys.executable, "-S", "-m", "tests.support.hostile_worker"))
+    before = {part["pid"] for name, part in mount.parts().items() if name.startswith("worker")}
+    reading = mount.reading("leave", direct=True)
+    assert b"Input/output error" in reading.communicate(timeout=WAIT_S)[1]
+    assert mount.read("file").stdout == CONTENT
+    assert not any(map(runs, before))
+
+
 @pytest.mark.parametrize("how", ["stopped", "endless loop"])
 def test_an_agent_that_hangs_prints_its_stacks_and_is_replaced(
     start: Start, how: str, expected_logs: Callable[..., None]
