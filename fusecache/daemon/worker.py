@@ -44,6 +44,7 @@ from fusecache.fs.hidden_folder import HiddenFolder
 from fusecache.fs.session import Session
 from fusecache.kernel.process_name import set_process_name
 from fusecache.kernel.reply_slots import WorkerSlots
+from fusecache.kernel.unread import has_unread
 from fusecache.metrics import Metrics
 from fusecache.prefetch.reader import Readers
 
@@ -109,7 +110,7 @@ class Worker:
             metadata_budget_s=settings.metadata_budget_s,
             capacity=lambda: self._capacity,
             on_stale_read=self._tree.heal_stale,
-            slots=WorkerSlots(flags.slots_fd),
+            slots=WorkerSlots(flags.slots_fd, lambda: not has_unread(flags.requests_fd)),
             offer=self._offers.offer,
             hidden_content=self._hidden_content,
         )

@@ -6,19 +6,14 @@ Nothing here waits: a socket that takes no more says so, and the request waits i
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import socket
-import struct
-import termios
-from typing import Final
 
 from fusecache.kernel import wire
 from fusecache.kernel.in_flight import Load
 from fusecache.kernel.offers import OfferReceiver
 from fusecache.kernel.reply_slots import GateSlots
-
-_INT: Final = struct.Struct("i")
+from fusecache.kernel.unread import has_unread
 
 
 class Worker:
@@ -51,11 +46,8 @@ class Worker:
         self.bytes_by_slots = 0
 
     def has_unread(self) -> bool:
-        """Whether a message still lies in its socket (SIOCOUTQ: bytes sent and not yet taken)."""
-        answer = bytearray(_INT.size)
-        with contextlib.suppress(OSError):
-            fcntl.ioctl(self.requests, termios.TIOCOUTQ, answer)
-        return bool(_INT.unpack(answer)[0])
+        """Whether a message still lies in its socket."""
+        return has_unread(self.requests)
 
     def nudge(self) -> None:
         """Give it something to take out of its socket."""

@@ -5,11 +5,16 @@ Python) and answers the READ with a 16-byte token. The gate finds the slot by th
 to the kernel in one `writev`, and frees the slot. A 1 MiB message through the socket would be a 1 MiB kernel
 allocation that fails on fragmented nodes, and would need CAP_NET_ADMIN for its buffer.
 
-The memfd: one page of head (magic, slots, bytes a slot; then one state byte a slot), then the slots. The worker marks
-a slot as its own, the gate marks it as the gate's when it has found it by a token, and frees it; whoever holds the slot
-may touch its bytes. Sealed against resizing, so that no worker can make the gate fault on a mapping that ended. A dead
-worker's memfd dies with it: the next one gets a fresh one. A dead gate's slots are freed by the next gate, but for one
-that it had not marked yet: a few microseconds of each answer, for the rest of the worker's life.
+The memfd: one page of head (magic, slots, bytes a slot; then one state byte a slot, then one use byte a slot), then the
+slots. The worker marks a slot as its own, the gate marks it as the gate's when it has found it by a token, and frees
+it; whoever holds the slot may touch its bytes. Sealed against resizing, so that no worker can make the gate fault on a
+mapping that ended. A dead worker's memfd dies with it: the next one gets a fresh one. A dead gate's slots are freed by
+the next gate.
+
+A gate that dies between taking an answer from the socket and marking its slot takes the slot along. So a worker that
+has none left takes back what it told LOST_S ago, if the gate has left nothing in its socket: a gate that lives marks
+within microseconds. Should it have been stopped just there, it finds another use of the slot than the token names, and
+reads nothing: the worker counts a use each time it takes a slot.
 
 A worker never has more requests than slots (`kernel.in_flight` counts), so that one always finds a free slot; after a
 gate's death it may have those of two gates, and has to wait for a moment.
@@ -23,21 +28,26 @@ import fcntl
 import mmap
 import os
 import struct
+import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 HEAD_BYTES = mmap.PAGESIZE
 MOST_SLOTS = 1024
-"""Busy bytes lie in the head page."""
+"""States and uses lie in the head page."""
 MOST_SLOT_BYTES = 16 << 20
 
 _HEAD = struct.Struct("<QII")
 _MAGIC = 0x31544F4C53434623
 _BUSY_AT = 64
+_USES_AT = _BUSY_AT + MOST_SLOTS
 _FREE, _WORKERS, _GATES = 0, 1, 2
 """States of a slot."""
-_TOKEN = struct.Struct("<QII")
-_TOKEN_MAGIC = 0x314E454B4F544623
+_TOKEN = struct.Struct("<QHHI")
+"""magic, slot, use, length."""
+_TOKEN_MAGIC = 0x324E454B4F544623
 TOKEN_BYTES = _TOKEN.size
+LOST_S = 5.0
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
@@ -88,6 +98,7 @@ class _SharedSlots:
         self._mapping = mmap.mmap(descriptor, size)
         whole = memoryview(self._mapping)
         self._busy = whole[_BUSY_AT : _BUSY_AT + count]
+        self._uses = whole[_USES_AT : _USES_AT + count]
         starts = range(HEAD_BYTES, size, slot_bytes)
         self._views = [whole[start : start + slot_bytes] for start in starts]
         self._whole = whole
@@ -99,13 +110,26 @@ class _SharedSlots:
 
     def close(self) -> None:
         """Unmap. Views handed out must be gone: raises BufferError otherwise."""
-        for view in (*self._views, self._busy, self._whole):
+        for view in (*self._views, self._busy, self._uses, self._whole):
             view.release()
         self._mapping.close()
 
 
 class WorkerSlots(_SharedSlots):
     """The worker's side. One thread at a time."""
+
+    def __init__(
+        self,
+        descriptor: int,
+        is_all_taken: Callable[[], bool] = lambda: False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`is_all_taken`: whether the gate has taken every answer that was sent out of the socket."""
+        super().__init__(descriptor)
+        self._is_all_taken = is_all_taken
+        self._clock = clock
+        self._told_at_s: dict[int, float] = {}
+        """Slots that a token names -> since when."""
 
     def take(self, size: int) -> Slot | None:
         """A free slot to be filled with at most `size` bytes; None when all are busy.
@@ -115,10 +139,14 @@ class WorkerSlots(_SharedSlots):
         """
         if size > self.slot_bytes:
             raise ValueError(f"a READ of {size} bytes, slots have {self.slot_bytes}")
-        found = self._mapping.find(b"\0", _BUSY_AT, _BUSY_AT + self.count)
+        found = self._find_free()
+        if found < 0 and self._take_lost_back():
+            found = self._find_free()
         if found < 0:
             return None
         index = found - _BUSY_AT
+        self._told_at_s.pop(index, None)
+        self._uses[index] = (self._uses[index] + 1) & 0xFF
         self._busy[index] = _WORKERS
         return Slot(index, self._views[index][:size])
 
@@ -126,11 +154,29 @@ class WorkerSlots(_SharedSlots):
         """What the READ is answered with: the first `length` bytes of the slot, which is the gate's from now on."""
         if length > len(slot.view):
             raise ValueError(f"{length} bytes in a slot of {len(slot.view)}")
-        return _TOKEN.pack(_TOKEN_MAGIC, slot.number, length)
+        self._told_at_s[slot.number] = self._clock()
+        return _TOKEN.pack(_TOKEN_MAGIC, slot.number, self._uses[slot.number], length)
 
     def give_back(self, slot: Slot) -> None:
         """The READ failed: no token of this slot will be sent."""
         self._busy[slot.number] = _FREE
+
+    def _find_free(self) -> int:
+        return self._mapping.find(b"\0", _BUSY_AT, _BUSY_AT + self.count)
+
+    def _take_lost_back(self) -> bool:
+        """Free what gates that died had not marked; whether there was any."""
+        before_s = self._clock() - LOST_S
+        lost = [
+            number
+            for number, told_at_s in self._told_at_s.items()
+            if told_at_s <= before_s and self._busy[number] == _WORKERS
+        ]
+        if not lost or not self._is_all_taken():
+            return False
+        for number in lost:
+            self._busy[number] = _FREE
+        return True
 
 
 class GateSlots(_SharedSlots):
@@ -139,11 +185,11 @@ class GateSlots(_SharedSlots):
     def bytes_of(self, token: bytes | memoryview, requested: int) -> tuple[int, memoryview]:
         """(slot, its bytes) for a READ of `requested` bytes. Raises BadToken for anything a worker may not answer.
 
-        A slot that is not marked busy is refused: its bytes may already belong to another answer.
+        A slot that is not marked busy, or busy with another use, is refused: its bytes belong to another answer.
         """
         if len(token) != TOKEN_BYTES:
             raise BadToken(f"{len(token)} bytes instead of a token")
-        magic, index, length = _TOKEN.unpack(token)
+        magic, index, use, length = _TOKEN.unpack(token)
         if magic != _TOKEN_MAGIC or index >= self.count:
             raise BadToken(f"slot {index} of {self.count}")
         if length > requested or length > self.slot_bytes:
@@ -151,14 +197,16 @@ class GateSlots(_SharedSlots):
         if not self._busy[index]:
             raise BadToken(f"slot {index} is free")
         self._busy[index] = _GATES
+        if self._uses[index] != use:  # asked now: before it is the gate's, the worker may still take it back
+            raise BadToken(f"slot {index} has another answer by now")
         return index, self._views[index][:length]
 
     def slot_of(self, token: bytes | memoryview) -> int | None:
-        """The slot that a token names, whatever else is wrong with it; None when it names none."""
+        """The slot that a token names, whatever else is wrong with it; None when it names none, or another use."""
         if len(token) != TOKEN_BYTES:
             return None
-        magic, index, _ = _TOKEN.unpack(token)
-        return index if magic == _TOKEN_MAGIC and index < self.count else None
+        magic, index, use, _ = _TOKEN.unpack(token)
+        return index if magic == _TOKEN_MAGIC and index < self.count and self._uses[index] == use else None
 
     def free(self, index: int) -> None:
         """The kernel has the bytes, or nobody wants them any more."""

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import mmap
 import os
+import socket
 import struct
 from collections.abc import Iterator
 
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from fusecache.kernel.reply_slots import (
     HEAD_BYTES,
+    LOST_S,
     TOKEN_BYTES,
     BadSlots,
     BadToken,
@@ -22,6 +24,7 @@ from fusecache.kernel.reply_slots import (
     WorkerSlots,
     create_slots,
 )
+from fusecache.kernel.unread import has_unread
 
 PAGE = mmap.PAGESIZE
 
@@ -85,6 +88,55 @@ def test_a_token_of_a_free_slot_is_refused() -> None:
         assert gate.slot_of(token) == slot.number
 
 
+def test_a_slot_with_which_a_gate_died_is_the_worker_s_again_and_its_old_token_is_none() -> None:
+    """Taken from the socket and not marked: nobody else would ever free it. Only once nothing is on its way."""
+    now_s, is_all_taken = 100.0, False
+    descriptor = create_slots(2, PAGE)
+    worker, gate = WorkerSlots(descriptor, lambda: is_all_taken, lambda: now_s), GateSlots(descriptor)
+    os.close(descriptor)
+    lost, filled = worker.take(10), worker.take(10)
+    assert lost is not None
+    assert filled is not None
+    token = worker.token(lost, 10)
+    is_all_taken = True
+    assert worker.take(10) is None, "a gate may be about to mark it"
+    now_s += LOST_S
+    is_all_taken = False
+    assert worker.take(10) is None, "its token may lie in the socket"
+    is_all_taken = True
+    again = worker.take(10)
+    assert again is not None
+    assert again.number == lost.number
+    assert worker.take(10) is None, "the one that is being filled stays"
+    again.view[:] = b"other data"
+    assert gate.slot_of(token) is None
+    with pytest.raises(BadToken, match="another answer by now"):
+        gate.bytes_of(token, 10)
+
+
+def test_what_the_gate_holds_is_not_taken_back() -> None:
+    now_s = 100.0
+    descriptor = create_slots(1, PAGE)
+    worker, gate = WorkerSlots(descriptor, lambda: True, lambda: now_s), GateSlots(descriptor)
+    os.close(descriptor)
+    slot = worker.take(10)
+    assert slot is not None
+    gate.bytes_of(worker.token(slot, 10), 10)
+    now_s += 2 * LOST_S
+    assert worker.take(10) is None
+
+
+def test_what_was_sent_is_unread_until_it_is_taken() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        assert not has_unread(ours.fileno())
+        ours.send(b"message")
+        assert has_unread(ours.fileno())
+        assert not has_unread(theirs.fileno())
+        theirs.recv(7)
+        assert not has_unread(ours.fileno())
+
+
 @given(st.binary(max_size=40), st.integers(0, 1 << 20))
 def test_any_bytes_are_a_slot_or_a_bad_token(token: bytes, requested: int) -> None:
     with pair(1) as (worker, gate):
@@ -94,14 +146,14 @@ def test_any_bytes_are_a_slot_or_a_bad_token(token: bytes, requested: int) -> No
         assert gate.slot_of(token) in (None, 0)
 
 
-@given(st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1), st.integers(0, 2 * PAGE))
-def test_any_slot_number_and_length_stay_inside_the_slot(number: int, length: int, requested: int) -> None:
+@given(st.integers(0, 2**16 - 1), st.integers(0, 3), st.integers(0, 2**32 - 1), st.integers(0, 2 * PAGE))
+def test_any_slot_number_and_length_stay_inside_the_slot(number: int, use: int, length: int, requested: int) -> None:
     with pair(2) as (worker, gate):
         slot = worker.take(PAGE)
         assert slot is not None
         magic = worker.token(slot, 1)[:8]
-        token = magic + struct.pack("<II", number, length)
-        if number == slot.number and length <= min(PAGE, requested):
+        token = magic + struct.pack("<HHI", number, use, length)
+        if number == slot.number and use == 1 and length <= min(PAGE, requested):
             assert gate.bytes_of(token, requested)[0] == slot.number
             assert len(gate.bytes_of(token, requested)[1]) == length
         else:
