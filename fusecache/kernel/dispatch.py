@@ -99,16 +99,20 @@ class Dispatch:
     def add(self, index: int, pid: int, requests: int, slots: int, offers: int, initialised: bool) -> None:
         """A worker, with its three descriptors; the one before it under the same index is dead.
 
-        `initialised`: it has served a gate before this one. Raises BadSlots or OSError when the descriptors are not
-        what the supervisor makes.
+        `initialised`: it has served a gate before this one. Raises BadSlots when the descriptors are not what the
+        supervisor makes, OSError when this process may have no more memory or descriptors; they are closed then.
         """
         before = self._by_index.get(index)
         worker = Worker(index, pid, requests, slots, offers, taken_over=initialised)
+        try:
+            self._epoll.register(requests, select.EPOLLIN)
+        except OSError:
+            worker.close()
+            raise
         if before is not None:
             self._bury(before, time.monotonic())
         self.by_socket[requests] = worker
         self._by_index[index] = worker
-        self._epoll.register(requests, select.EPOLLIN)
         if initialised:
             self._begin(worker)
             return
@@ -183,6 +187,9 @@ class Dispatch:
             if request is None:
                 self._drop_answer(worker, received)
             elif error:
+                if error == wire.NO_SUCH_CALL and request.opcode == wire.OPEN:
+                    # The kernel would never send OPEN again, on the whole connection: what is open by passthrough too.
+                    raise BadAnswer(request, "an OPEN answered with ENOSYS")
                 self._answers.write_error(unique, error)
             elif request.opcode == wire.READ:
                 self._answer_read(worker, request, received)

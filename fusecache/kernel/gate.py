@@ -369,7 +369,11 @@ class Gate:
                     requests, slots, offers = descriptors
                     descriptors = []
                     initialised = bool(order.get("initialised", False))
-                    self._dispatch.add(int(order["index"]), int(order["pid"]), requests, slots, offers, initialised)
+                    worker = int(order["index"]), int(order["pid"])
+                    try:
+                        self._dispatch.add(*worker, requests, slots, offers, initialised)
+                    except OSError as exc:
+                        self._refuse(order, str(exc))
                 elif kind == "agent":
                     (link,) = descriptors
                     descriptors = []

@@ -56,8 +56,12 @@ class Worker:
 
     def end(self) -> None:
         """The worker gets EOF, if it still lives: closing is not enough, the supervisor holds this end too."""
-        self.offers.close()
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self.requests)) as ended:
             ended.shutdown(socket.SHUT_RDWR)
+        self.close()
+
+    def close(self) -> None:
+        """Let it go, for another attempt or another gate."""
+        self.offers.close()
         os.close(self.requests)
         self.slots.close()

@@ -172,6 +172,8 @@ class LearnedFiles:
         blocks = self._blocks.get(inode)
         if blocks is not None and blocks.files.pop(index, None) is not None:
             self._block_count -= 1
+            if not blocks.files:
+                del self._blocks[inode]
         self.refusals[reason] += 1
 
     def _opened(self, inode: int, index: int, file: LearnedFile) -> OpenedFile | None:

@@ -68,13 +68,17 @@ class Slot(NamedTuple):
 
 
 def create_slots(count: int, slot_bytes: int, name: str = "fusecache slots") -> int:
-    """A new memfd (close-on-exec) for one worker and the gate; pages are only allocated when first written."""
+    """A new memfd (close-on-exec) for one worker and the gate; pages are only allocated when first written. OSError."""
     if not 0 < count <= MOST_SLOTS or not 0 < slot_bytes <= MOST_SLOT_BYTES or slot_bytes % mmap.PAGESIZE:
         raise ValueError(f"{count} slots of {slot_bytes} bytes")
     descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.ftruncate(descriptor, HEAD_BYTES + count * slot_bytes)
-    os.pwrite(descriptor, _HEAD.pack(_MAGIC, count, slot_bytes), 0)
-    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+    try:
+        os.ftruncate(descriptor, HEAD_BYTES + count * slot_bytes)
+        os.pwrite(descriptor, _HEAD.pack(_MAGIC, count, slot_bytes), 0)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+    except OSError:  # no memory left: it is tried again and again
+        os.close(descriptor)
+        raise
     return descriptor
 
 

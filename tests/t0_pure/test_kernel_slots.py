@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import mmap
 import os
@@ -183,6 +184,19 @@ def test_a_memfd_that_can_shrink_is_refused() -> None:
         os.ftruncate(whole, 0)
     os.close(whole)
     os.close(unsealed)
+
+
+def test_slots_that_can_not_be_made_leave_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A supervisor without memory tries again every second."""
+
+    def no_memory(*_: object) -> int:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    before = os.listdir("/proc/self/fd")
+    monkeypatch.setattr(os, "pwrite", no_memory)
+    with pytest.raises(OSError, match="memory"):
+        create_slots(1, PAGE)
+    assert os.listdir("/proc/self/fd") == before
 
 
 def test_what_is_no_memfd_is_refused() -> None:

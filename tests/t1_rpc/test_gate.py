@@ -19,13 +19,14 @@ from typing import Any
 
 import pytest
 
-from fusecache.kernel import dispatch, wire
+from fusecache.kernel import dispatch, gate_worker, wire
 from fusecache.kernel.backing import Registry
 from fusecache.kernel.gate import Gate, GateFailed, SupervisorGone
 from fusecache.kernel.gate_link import GateLink
 from fusecache.kernel.in_flight import MOST_DELIVERIES
 from fusecache.kernel.init_message import INIT_OUT, InitPlan
-from fusecache.kernel.offers import OfferSender
+from fusecache.kernel.learned import LearnedFiles
+from fusecache.kernel.offers import Offered, OfferSender
 from fusecache.kernel.open_table import TABLE_BYTES
 from fusecache.kernel.reply_slots import GateSlots, WorkerSlots, create_slots
 from tests.support.log_noise import Declare
@@ -435,6 +436,55 @@ def test_the_supervisor_is_told_of_a_worker_that_closes_its_socket_and_lives_on(
     worker = system.first_worker()
     worker.requests.shutdown(socket.SHUT_RDWR)
     assert json.loads(system.control.recv(1 << 16)) == {"kind": "worker_broken", "index": 0, "pid": 1000}
+
+
+def test_no_worker_can_end_the_kernel_s_sending_of_open(start: Start, expected_logs: Declare) -> None:
+    """ENOSYS would, for every file of the mount and for good, whatever is open by passthrough."""
+    expected_logs(r"worker cut off.*ENOSYS", count=1)
+    system = start("passthrough")
+    worker = system.first_worker()
+    system.ask(wire.OPEN, 10, inode=50)
+    worker.take()
+    worker.answer(10, error=errno.ENOSYS)
+    assert system.told()["kind"] == "worker_broken"
+    second = system.worker(1)
+    assert second.take()[:2] == (wire.OPEN, 10)
+    open_answer(second, 10)
+    assert opened(system) == (10, wire.FOPEN_KEEP_CACHE, 0)
+
+
+def test_a_worker_for_which_nothing_is_left_is_asked_for_again_and_leaves_no_descriptor(
+    start: Start, expected_logs: Declare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its three descriptors have come, and then there is no memory, or no descriptor for the mapping."""
+    expected_logs(r"can't be followed now.*No memory left", count=1)
+    system = start()
+    system.first_worker()
+
+    def none_left(*_: object) -> None:
+        raise OSError(errno.ENOMEM, "No memory left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(gate_worker, "GateSlots", none_left)
+        worker = FakeWorker(system, 1)
+        before = len(os.listdir("/proc/self/fd"))
+        assert system.told() == {"kind": "not_now", "order": "worker", "pid": 1001}
+    epoll = system.gate._dispatch._epoll
+    system.gate._dispatch._epoll = Refusing()  # type: ignore[assignment]
+    worker.hand_to(system)
+    assert system.told() == {"kind": "not_now", "order": "worker", "pid": 1001}
+    system.gate._dispatch._epoll = epoll
+    assert len(os.listdir("/proc/self/fd")) <= before, "less what was on its way then"
+    worker.hand_to(system)
+    worker.greet()
+    assert system.told()["kind"] == "worker_ready"
+
+
+class Refusing:
+    """An epoll without room."""
+
+    def register(self, descriptor: int, events: int) -> None:
+        raise OSError(errno.ENOSPC, "No memory left")
 
 
 def test_more_bytes_than_the_read_asked_for_never_reach_the_kernel(start: Start, expected_logs: Declare) -> None:
@@ -936,6 +986,22 @@ def test_a_block_that_a_worker_offered_is_read_without_one(start: Start, block: 
     system.ask(wire.READ, 40, 50, read_body(7, 7))
     assert worker.take()[:2] == (wire.READ, 40)
     link.close()
+
+
+def test_an_inode_whose_blocks_are_all_gone_takes_no_memory(tmp_path: Path) -> None:
+    """Data sets are larger than what block workers hold: most inodes come to that."""
+    learned = LearnedFiles(None, time.monotonic)
+    file = tmp_path / "block"
+    for index in range(2):
+        with file.open("wb") as writing, file.open("rb") as reading:
+            writing.write(b"content")
+            writing.flush()
+            assert learned.learn(50, Offered(reading.fileno(), index, 7), time.monotonic())
+    file.unlink()
+    for index in range(2):
+        assert learned._blocks
+        assert learned.open_at(50, index * 7) is None
+    assert not learned._blocks
 
 
 def test_a_last_block_ends_the_file_and_one_of_another_size_is_a_worker_s(start: Start, block: Path) -> None:
