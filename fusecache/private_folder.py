@@ -64,7 +64,8 @@ def _make_missing(folder: Path, mode: int) -> None:
         for missing in reversed([path for path in (folder, *folder.parents) if not os.path.lexists(path)]):
             with contextlib.suppress(FileExistsError):
                 missing.mkdir(mode=mode)
-                missing.chmod(mode)  # whatever the umask
+                with _opened(missing) as descriptor:  # not by its name, which may be another thing's by now
+                    os.fchmod(descriptor, mode)  # whatever the umask
     except OSError as exc:
         raise StateError(f"folder {folder} can't be made: {exc.strerror}") from exc
 

@@ -15,6 +15,7 @@ Mounts nothing itself.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import secrets
@@ -201,7 +202,8 @@ def _agent_socket(folder: Path) -> Path:
     pods that share the folder have equal process ids. Sockets that nobody listens at are removed."""
     for left in folder.glob("agent-*.sock"):
         if not _is_listening(left):
-            left.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # gone already, or no socket: the folder is another user's to fill
+                left.unlink()
     return folder / f"agent-{secrets.token_hex(4)}.sock"
 
 

@@ -90,7 +90,7 @@ class MountInfo(NamedTuple):
 def all_mounts() -> list[MountInfo]:
     """Everything mounted in this namespace, in order: a later one on the same mount point hides the earlier."""
     mounts = []
-    for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
+    for line in Path("/proc/self/mountinfo").read_bytes().split(b"\n"):  # a name may have other ends of lines in it
         before, separator, after = line.partition(b" - ")
         left, right = before.split(b" "), after.split(b" ")
         if not separator or len(left) < 6 or len(right) < 3:

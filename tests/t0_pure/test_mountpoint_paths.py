@@ -17,8 +17,9 @@ MOUNTINFO = rb"""22 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw
 32 31 0:42 / /mnt/twice ro master:1 propagate_from:2 - fuse.fusecache /data rw,user_id=0
 33 22 0:43 / /mnt/other ro - fuse.sshfs host:/x rw,user_id=0
 34 22 0:44 / /mnt/caf\351 ro - fuse.fusecache /b\134c rw,user_id=0
+35 22 0:45 / /mnt/a@return ro - fuse.fusecache /d rw,user_id=0
 not a line
-"""
+""".replace(b"@", b"\r")
 
 
 @pytest.fixture
@@ -37,11 +38,12 @@ def test_all_mounts_reads_every_field(mounts: list[MountInfo]) -> None:
     )  # fmt: skip
     assert mounts[5].mountpoint == b"/mnt/caf\xe9"
     assert mounts[5].source == "/b\\c"
-    assert len(mounts) == 6
+    assert mounts[6].mountpoint == b"/mnt/a\rreturn"
+    assert len(mounts) == 7
 
 
 def test_owner_is_the_user_who_mounted(mounts: list[MountInfo]) -> None:
-    assert [mount.owner for mount in mounts] == [None, 1000, None, 0, 0, 0]
+    assert [mount.owner for mount in mounts] == [None, 1000, None, 0, 0, 0, 0]
 
 
 def test_find_mount_several_on_one_point_is_the_topmost(mounts: list[MountInfo]) -> None:
@@ -56,7 +58,7 @@ def test_find_mount_below_a_mount_is_none(mounts: list[MountInfo]) -> None:
 
 
 def test_our_mounts_are_the_visible_ones(mounts: list[MountInfo]) -> None:
-    assert [mount.mount_id for mount in mountpoint.our_mounts()] == [30, 32, 34]
+    assert [mount.mount_id for mount in mountpoint.our_mounts()] == [30, 32, 34, 35]
 
 
 @pytest.mark.parametrize(

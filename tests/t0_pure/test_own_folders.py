@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from fusecache.config.settings import MountPlan, Settings
+from fusecache.daemon import gated
 from fusecache.daemon.machine_checks import check_parts
 from fusecache.daemon.own_folders import agent_folder, identity_of, metadata_folder, prepare_folders
 from fusecache.errors import StateError, UsageError
@@ -144,6 +145,36 @@ def test_f18_a_link_is_not_followed_to_give_something_away(tmp_path: Path) -> No
     with pytest.raises(StateError, match="symbolic link"):
         make_for(tmp_path / "f", 65_533, 65_533)
     assert (tmp_path / "roots").stat().st_uid == 0
+
+
+def test_f18_a_link_that_takes_the_place_of_a_new_folder_gives_nobody_rights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between mkdir(2) and chmod(2), by somebody who may write above it."""
+    secret = tmp_path / "secret"
+    secret.touch(0o600)
+    make = Path.mkdir
+
+    def make_and_lose(folder: Path, mode: int = 0o777) -> None:
+        make(folder, mode)
+        folder.rmdir()
+        folder.symlink_to(secret)
+
+    monkeypatch.setattr(Path, "mkdir", make_and_lose)
+    with pytest.raises(StateError, match="symbolic link"):
+        prepare_shared_folder(tmp_path / "state")
+    assert mode_of(secret) == 0o600
+
+
+def test_f18_what_the_other_user_leaves_among_the_sockets_is_no_obstacle(tmp_path: Path) -> None:
+    """It is its folder; a start has to come past a folder, or a link, with a socket's name."""
+    (tmp_path / "agent-folder.sock").mkdir()
+    (tmp_path / "agent-link.sock").symlink_to("nowhere")
+    (tmp_path / "agent-file.sock").touch()
+    made = gated._agent_socket(tmp_path)
+    assert made.parent == tmp_path
+    assert not made.exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["agent-folder.sock"]
 
 
 def test_each_user_has_folders_of_its_own(tmp_path: Path) -> None:
