@@ -38,3 +38,10 @@ def test_check_reports_a_wrong_count_and_noise_that_did_not_come() -> None:
     sections = [("Captured log call", "WARNING  a:b.py:1 event='retry'")]
     assert check(sections, [Expectation("retry", 2)]) == ["declared 2 of 'retry', saw 1"]
     assert check([], [Expectation("retry", None)]) == ["declared at least 1 of 'retry', saw 0"]
+
+
+def test_log_noise_of_a_test_that_runs_beside_is_no_problem_and_counts_where_it_is_declared() -> None:
+    said = '{"level": "warning", "event": "unmounted here, but another mount namespace still has the mount"}\n'
+    assert check([("stderr", said)], []) == []
+    assert check([("stderr", said)], [Expectation("another mount namespace", 1)]) == []
+    assert check([("stderr", "")], [Expectation("another mount namespace", 1)]) != []
