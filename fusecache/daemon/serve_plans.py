@@ -46,12 +46,15 @@ class Changes(NamedTuple):
     """Their mounts run, with other settings or from another source."""
 
     ended: tuple[Path, ...]
+    """They are not in the file any more; also those that have ended by themselves."""
 
 
-def changes(running: Mapping[Path, MountPlan], wanted: Mapping[Path, Wanted]) -> Changes:
-    """What is to be done about the mounts that run, to have the ones that are wanted. What is the same stays alone."""
+def changes(present: Mapping[Path, MountPlan | None], wanted: Mapping[Path, Wanted]) -> Changes:
+    """What is to be done about the mounts that are `present`, to have the ones that are wanted. What is the same stays
+    alone. None: this mount has ended."""
+    running = {point: plan for point, plan in present.items() if plan is not None}
     return Changes(
         started=tuple(point for point in wanted if point not in running),
         replaced=tuple(point for point in wanted if point in running and running[point] != wanted[point].plan),
-        ended=tuple(point for point in running if point not in wanted),
+        ended=tuple(point for point in present if point not in wanted),
     )

@@ -19,7 +19,7 @@ from fusecache.config.co_scheduling import CONTROLLER_PORT, PlacementConfig
 from fusecache.config.load import Configuration, load
 from fusecache.config.source import parse_host_port
 from fusecache.controller import model
-from fusecache.daemon import mount_process, serve, serve_plans
+from fusecache.daemon import mount_process, serve, serve_http, serve_plans
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -243,11 +243,11 @@ def test_probes_never_touch_a_mount() -> None:
     assert "emptyDir" in volume, "not another pod's"
     # A mount that does not answer must be what /healthz says, not what the kubelet gave up waiting for.
     for probe in probes:
-        assert NODE[probe]["timeoutSeconds"] > serve.ASK_S
+        assert NODE[probe]["timeoutSeconds"] > serve_http.ASK_S
 
 
 def test_node_pod_has_time_to_end_its_mounts_before_it_is_killed() -> None:
-    assert NODE_POD["terminationGracePeriodSeconds"] > mount_process.STOP_S + serve.ASK_S
+    assert NODE_POD["terminationGracePeriodSeconds"] > mount_process.STOP_S + serve.PROBE_S
 
 
 def test_node_pods_are_replaced_one_beside_the_other() -> None:
