@@ -91,9 +91,9 @@ def _mount_checks(configuration: Configuration, mounted: MountInfo) -> Iterator[
     advice = "" if health == "ok" else f"mount again to replace it, or `fusecache umount {path}`"
     yield Check("mount", "ok" if health == "ok" else "fail", f"{path} is {health}", advice)
     try:
-        socket = control_client.find_socket(mounted, configuration.settings.runtime_dir)
-        status = control_client.call(socket, "status", ASK_S)
-        described = control_client.call(socket, "config", ASK_S)["config"]
+        runtime_dir = configuration.settings.runtime_dir
+        status = control_client.ask(mounted, runtime_dir, "status", ASK_S)
+        described = control_client.ask(mounted, runtime_dir, "config", ASK_S)["config"]
     except FusecacheError as failure:
         yield Check("daemon", "fail" if health != "ok" else "warn", str(failure), "see the daemon's log")
         return

@@ -47,13 +47,15 @@ def drill(mountpoint: Path, parts: tuple[str, ...], kills: int, common: Common, 
     mounted = find_mount(mountpoint)
     if mounted is None or not is_ours(mounted):
         raise MountError(f"{str(mountpoint)!r} is no mount of fusecache; `fusecache status` lists them")
-    socket = control_client.find_socket(mounted, runtime_dir)
 
     def tell(kill: drills.Kill) -> None:
         if not common.as_json:
             click.echo(f"{kill.part} (process {kill.pid}) was killed, and back after {kill.back_s:.2f} s", err=True)
 
-    report = drills.run(mountpoint.resolve(), lambda: control_client.call(socket, "status", ASK_S), parts, kills, tell)
+    def ask() -> dict[str, object]:
+        return control_client.ask(mounted, runtime_dir, "status", ASK_S)
+
+    report = drills.run(mountpoint.resolve(), ask, parts, kills, tell)
     if common.as_json:
         print_json(
             {

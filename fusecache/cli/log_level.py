@@ -31,7 +31,7 @@ def log_level(mountpoint: Path, level: str, common: Common, flags: dict[str, obj
     if mounted is None or not is_ours(mounted):
         raise MountError(f"{str(mountpoint)!r} is no mount of fusecache; `fusecache status` lists them")
     runtime_dir = common.configuration(flags).settings.runtime_dir
-    answer = control_client.call(control_client.find_socket(mounted, runtime_dir), "log_level", ASK_S, level=level)
+    answer = control_client.ask(mounted, runtime_dir, "log_level", ASK_S, level=level)
     if common.as_json:
         print_json(answer)
     else:

@@ -44,7 +44,7 @@ def refresh(paths: tuple[Path, ...], timeout_s: float, common: Common, flags: di
         by_mount[found[0]].append(os.fsdecode(found[1]))
     changed = folders = 0
     for mount, inside in by_mount.items():
-        answer = control_client.call(control_client.find_socket(mount, runtime_dir), "refresh", timeout_s, paths=inside)
+        answer = control_client.ask(mount, runtime_dir, "refresh", timeout_s, paths=inside)
         changed += int(answer["changed"])
         folders += int(answer["folders"])
     if common.as_json:

@@ -66,7 +66,7 @@ def state_of(mount: Any, runtime_dir: Path) -> dict[str, Any]:
     path = Path(os.fsdecode(mount.mountpoint))
     base: dict[str, Any] = {"mountpoint": str(path), "source": mount.source}
     try:
-        answer = control_client.call(control_client.find_socket(mount, runtime_dir), "status", ASK_S)
+        answer = control_client.ask(mount, runtime_dir, "status", ASK_S)
     except FusecacheError as failure:
         health = probe(path, ASK_S)
         return {**base, "state": "unknown" if health == "ok" else health, "reason": str(failure)}

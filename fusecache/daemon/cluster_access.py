@@ -16,7 +16,7 @@ from fusecache.alluxio.client import AlluxioClient
 from fusecache.alluxio.model import ClusterIdentity
 from fusecache.clock import SystemClock
 from fusecache.config.settings import ClusterConfig, Settings
-from fusecache.daemon.control_client import call, find_socket
+from fusecache.daemon.control_client import ask
 from fusecache.daemon.embedded_child import EmbeddedChild
 from fusecache.daemon.mountpoint import our_mounts
 from fusecache.errors import FusecacheError
@@ -72,7 +72,7 @@ def _serving(folder: Path, runtime_dir: Path) -> str | None:
         if mount.source != str(folder):
             continue
         try:
-            return str(call(find_socket(mount, runtime_dir), "status", ASK_S)["primary"])
+            return str(ask(mount, runtime_dir, "status", ASK_S)["primary"])
         except FusecacheError:
             continue  # another user's, or ending: the folder may still be free
     return None

@@ -55,7 +55,9 @@ class Handler(NamedTuple):
 
     name: str
     fn: Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
-    """Gets the request without `kind`; a FusecacheError it raises becomes the answer."""
+    """Gets the request without `kind`; a FusecacheError it raises becomes the answer. Twice must be as once: who got no
+    answer asks again (`control_client.ask`)."""
+
     privileged: bool
     """True = root and the daemon's own user only."""
 

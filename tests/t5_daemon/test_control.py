@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 import trio
 
-from fusecache.daemon import control
+from fusecache.daemon import control, control_client
 from fusecache.daemon.control import ControlServer, Handler
-from fusecache.daemon.control_client import call, find_socket, socket_path
+from fusecache.daemon.control_client import NobodyAnswered, call, find_socket, socket_path
 from fusecache.daemon.mountpoint import MountInfo
 from fusecache.errors import (
     FusecacheError,
@@ -275,6 +275,114 @@ async def test_question_that_comes_while_nobody_serves_waits_for_the_next_who_do
     assert answers == [{"echo": {}}]
 
 
+class Mounted:
+    """A mount as commands find it, as far as they ask its socket: this test's, alive or not."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.runtime_dir = folder / "run"
+        self.info = MountInfo(1, "0:1", "fuse.fusecache", "/x", os.fsencode(folder / "mnt"), "rw,user_id=0")
+        self.path = socket_path(self.runtime_dir, folder / "mnt")
+        self.lives = True
+        self.looked_at = 0
+        monkeypatch.setattr(control_client, "_lives", self._lives)
+        monkeypatch.setattr(control_client, "MOST_TRIES", int(TIMEOUT_S / control_client.AGAIN_S))
+
+    def _lives(self, mount: MountInfo) -> bool:
+        assert mount == self.info
+        self.looked_at += 1
+        return self.lives
+
+    async def ask(self, kind: str) -> dict[str, Any]:
+        return await trio.to_thread.run_sync(
+            lambda: control_client.ask(self.info, self.runtime_dir, kind, 3 * TIMEOUT_S)
+        )
+
+    async def wait_until_looked_at(self) -> None:
+        with trio.fail_after(TIMEOUT_S):
+            while not self.looked_at:
+                await trio.sleep(0.01)
+
+
+@pytest.fixture
+def mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mounted:
+    return Mounted(tmp_path, monkeypatch)
+
+
+async def test_question_that_its_first_owner_leaves_unanswered_is_for_the_next_one(mounted: Mounted) -> None:
+    """S42: as in a take-over. The old supervisor closes its socket when the new one has listened for a while."""
+    answers: list[dict[str, Any]] = []
+
+    async def ask_early() -> None:
+        answers.append(await mounted.ask("refresh"))
+
+    old = ControlListener(mounted.path)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask_early)
+        with trio.fail_after(TIMEOUT_S):
+            while not select.select([old.socket], [], [], 0)[0]:
+                await trio.sleep(0.01)
+        async with served(mounted.path):
+            old.close(is_last=False)
+            with trio.fail_after(TIMEOUT_S):
+                while not answers:
+                    await trio.sleep(0.01)
+    assert answers == [{"echo": {}}]
+    assert mounted.looked_at == 1
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+async def test_question_without_a_socket_waits_for_the_next_owners(mounted: Mounted, is_refused: bool) -> None:
+    """Between the old name's end and the new one's, and between that and listen(2)."""
+    mounted.path.parent.mkdir(parents=True)
+    if is_refused:
+        with socket.socket(socket.AF_UNIX) as deaf:
+            deaf.bind(str(mounted.path))
+    answers: list[dict[str, Any]] = []
+
+    async def ask_early() -> None:
+        answers.append(await mounted.ask("status"))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask_early)
+        await mounted.wait_until_looked_at()
+        async with served(mounted.path):
+            with trio.fail_after(TIMEOUT_S):
+                while not answers:
+                    await trio.sleep(0.01)
+    assert answers == [{"echo": {}}]
+
+
+async def test_question_to_a_mount_that_is_gone_or_dead_is_asked_once(mounted: Mounted) -> None:
+    mounted.path.parent.mkdir(parents=True)
+    mounted.lives = False
+    with pytest.raises(NobodyAnswered, match="is not in"):
+        await mounted.ask("status")
+    assert mounted.looked_at == 1
+
+
+async def test_question_that_nobody_takes_is_asked_for_a_bounded_time(
+    mounted: Mounted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control_client, "MOST_TRIES", 3)
+    mounted.path.parent.mkdir(parents=True)
+    with pytest.raises(NobodyAnswered, match="is not in"):
+        await mounted.ask("status")
+    assert mounted.looked_at == 2
+
+
+async def test_question_to_a_mount_of_another_runtime_dir_is_not_asked_again(mounted: Mounted) -> None:
+    with pytest.raises(MountError, match="give the --runtime-dir it was mounted with"):
+        await mounted.ask("status")
+    assert mounted.looked_at == 0
+
+
+async def test_an_error_that_the_daemon_answers_is_its_answer(mounted: Mounted) -> None:
+    async with served(mounted.path):
+        with pytest.raises(NotFound, match="/x is not there"):
+            await mounted.ask("missing")
+    assert mounted.looked_at == 0
+
+
 async def test_path_longer_than_a_socket_address_works(tmp_path: Path) -> None:
     path = tmp_path / ("x" * 120) / "control.sock"
     async with served(path):
@@ -298,7 +406,7 @@ def test_folder_of_another_user_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("answer", "error"),
-    [(b"what?\n", "not JSON"), (b"[]\n", "no object"), (b"", "not JSON"), (b'{"ok": tr', "not JSON")],
+    [(b"what?\n", "not JSON"), (b"[]\n", "no object"), (b'{"ok": tr\n', "not JSON")],
 )
 async def test_call_answer_that_is_none_is_a_protocol_error(tmp_path: Path, answer: bytes, error: str) -> None:
     path = tmp_path / "liar.sock"
@@ -310,6 +418,22 @@ async def test_call_answer_that_is_none_is_a_protocol_error(tmp_path: Path, answ
             await stream.send_all(answer)
 
     await with_listener(listener, lie, lambda: expect_protocol_error(path, error))
+
+
+@pytest.mark.parametrize("answer", [b"", b'{"ok": tr'])
+async def test_call_to_who_ends_before_the_answer_is_whole_was_not_answered(tmp_path: Path, answer: bytes) -> None:
+    path = tmp_path / "gone.sock"
+
+    async def end(stream: trio.SocketStream) -> None:
+        async with stream:
+            await stream.receive_some(1000)
+            await stream.send_all(answer)
+
+    async def expect() -> None:
+        with pytest.raises(NobodyAnswered, match="went away before it had answered 'status'"):
+            await ask(path, "status")
+
+    await with_listener(trio.SocketListener(await bound(path)), end, expect)
 
 
 async def bound(path: Path) -> trio.socket.SocketType:
