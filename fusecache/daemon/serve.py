@@ -9,8 +9,8 @@ mount that somebody unmounted ends with 0 and leaves the others alone. Mount poi
 
 SIGHUP reads the file again (`serve_plans` says what changed): a mount with other settings gets a new process, which
 takes it over from the old one; mounts that are new in the file are started, and those that are not in it any more are
-ended. A new process that fails changes nothing for its mount or the others. Not where this process has a terminal: then
-SIGHUP ends it as SIGTERM does.
+ended; the HTTP address is the one of the file by then. A new process that fails changes nothing for its mount or the
+others. Not where this process has a terminal: then SIGHUP ends it as SIGTERM does.
 
 A mount that another process serves is taken over (`daemon.takeover`), each by itself. Where that other process is a
 `serve` too, it has the HTTP address (`serve_http`) until its last mount is handed over: this one gets it then. A
@@ -153,7 +153,7 @@ class _Serve:
         stays: bool,
         ready_file: ReadyFile,
     ) -> None:
-        self._configuration = configuration
+        self._controller = configuration.controller
         self._on_ready = ready
         self._read_again = read_again
         self._http = http
@@ -327,16 +327,13 @@ class _Serve:
             found = changes(self._plans(), wanted)
             for point in (*found.started, *found.replaced):
                 _prepare(wanted[point].plan)
+            self._http.move(configuration.settings.metrics_address)  # last: after it nothing is refused
         except FusecacheError as failure:
             log.error(f"not_reloaded: {told(failure)}")
             return
         logs.configure(configuration.settings.log_level, configuration.settings.log_format)
-        for what, before, now in (
-            ("metrics_address", self._configuration.settings.metrics_address, configuration.settings.metrics_address),
-            ("controller", self._configuration.controller, configuration.controller),
-        ):
-            if before != now:
-                log.warning(f"not_reloaded: {what} of a serve that runs stays as it was; start it anew to change it")
+        if configuration.controller != self._controller:
+            log.warning("not_reloaded: the controller of a serve that runs stays as it was; start it anew to change it")
         log.info("reloading", started=len(found.started), replaced=len(found.replaced), ended=len(found.ended))
         self._wanted = wanted
         self._forget_the_past()

@@ -5,7 +5,8 @@
     /readyz    every mount of the file serves reads: it did once, runs, and answers
 
 Threads of the server (`status_http`) ask; what they see of the mounts is what `serve` has shown last. An address that
-another `serve` still has, because it has not handed its last mount over yet, is waited for.
+another `serve` still has, because it has not handed its last mount over yet, is waited for; one that a reload brings
+is not.
 """
 
 from __future__ import annotations
@@ -73,6 +74,15 @@ class ServeHttp:
             self.waits = True
             return
         self.waits = False
+
+    def move(self, address: str | None) -> None:
+        """Answer at this address from now on; None: nowhere. StateError: it can't be had, and all stays as it was (also
+        for one that is part of the present one, as 127.0.0.1 is of 0.0.0.0 with the same port)."""
+        if address == self.address:
+            return
+        server = None if address is None else self._started(address)
+        self.stop()
+        self.address, self._server, self.waits = address, server, False
 
     def stop(self) -> None:
         """Answer no more. May be called twice."""

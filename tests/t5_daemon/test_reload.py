@@ -10,12 +10,17 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import urllib.error
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fusecache.daemon.control_client import ask
+from fusecache.daemon.mountpoint import find_mount
+from fusecache.errors import FusecacheError
 from fusecache.kernel import probe
 from tests.support.command import environment, fusecache
 from tests.support.http_get import http_get
@@ -95,6 +100,33 @@ class Daemon:
         sys.stderr.write(self.log())
 
 
+class Questions:
+    """Asks a mount for its status all the time, as commands do, while it is entered."""
+
+    def __init__(self, mountpoint: Path, folder: Path) -> None:
+        mounted = find_mount(mountpoint)
+        assert mounted is not None
+        self._mounted, self._runtime_dir = mounted, folder / "run"
+        self._thread = threading.Thread(target=self._run)
+        self._is_over = threading.Event()
+        self.failures: list[str] = []
+
+    def _run(self) -> None:
+        while not self._is_over.is_set():
+            try:
+                ask(self._mounted, self._runtime_dir, "status", START_S)
+            except FusecacheError as failure:
+                self.failures.append(str(failure))
+
+    def __enter__(self) -> Questions:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+
 def status(mountpoint: Path, folder: Path) -> dict[str, Any]:
     done = fusecache("status", mountpoint, "--json", state=folder)
     assert done.returncode == 0, done.stderr
@@ -111,13 +143,20 @@ def workers(mountpoint: Path, folder: Path) -> int:
     return sum(name.startswith("worker") for name in parts(mountpoint, folder))
 
 
-def test_a_mount_goes_on_with_new_settings_and_no_reader_notices(source: Path, tmp_path: Path) -> None:
-    """S43; twice, by the process id that `status` shows: that of the process that was started, later its child's."""
+def test_a_mount_goes_on_with_new_settings_and_no_reader_notices(
+    source: Path, tmp_path: Path, expected_logs: Callable[..., None]
+) -> None:
+    """S43; twice, by the process id that `status` shows: that of the process that was started, later its child's. Nor
+    does who asks the mount for its status."""
+    expected_logs("the agent gets no answer", optional=True)  # it has ended, and the question is asked again
     point, file = tmp_path / "mnt", tmp_path / "fusecache.yaml"
     point.mkdir()
     file.write_text("workers: 2\n")
     with Daemon(tmp_path, "mount", "--config", file.name, source, point) as daemon:
-        with Load(point, source, sorted(os.listdir(source)), processes=1) as load:
+        with (
+            Load(point, source, sorted(os.listdir(source)), processes=1) as load,
+            Questions(point, tmp_path) as questions,
+        ):
             load.wait_for_calls(20)
             assert workers(point, tmp_path) == 2
             first = set(descendants(daemon.process.pid))
@@ -130,6 +169,7 @@ def test_a_mount_goes_on_with_new_settings_and_no_reader_notices(source: Path, t
             report = load.stop()
         assert report.errors == [], report.describe()
         assert report.wrong == [], report.describe()
+        assert questions.failures == []
         assert daemon.process.poll() is None
         until(lambda: not any(map(runs, first)), "the parts that it had first have ended", END_S)
         children = Path(f"/proc/{daemon.process.pid}/task/{daemon.process.pid}/children")
@@ -240,25 +280,25 @@ def test_serve_replaces_adds_and_ends_mounts(source: Path, tmp_path: Path, expec
         shutil.copytree(source, folder)
     file, ready = tmp_path / "fusecache.yaml", tmp_path / "ready"
 
-    def write(*mounts: tuple[Path, Path, int]) -> None:
+    def write(*mounts: tuple[Path, Path, int], address: str) -> None:
         rows = [f"  - {{source: {folder}, mountpoint: {point}, workers: {count}}}" for folder, point, count in mounts]
         file.write_text("\n".join([f"metrics_address: {address}", "mounts:", *rows, ""]))
 
     def supervisor(point: Path) -> int:
         return parts(point, tmp_path)["supervisor"]
 
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as two:
+        address, later = (f"127.0.0.1:{free.getsockname()[1]}" for free in (one, two))
 
     def health() -> int:
         return http_get(address, "/healthz")[0]
 
-    write((source, points[0], 1), (other, points[1], 1))
+    write((source, points[0], 1), (other, points[1], 1), address=address)
     with Daemon(tmp_path, "serve", "--config", file, "--ready-file", ready) as daemon:
         pids = [supervisor(point) for point in points[:2]]
         with Load(points[0], source, sorted(os.listdir(source)), processes=1) as load:
             load.wait_for_calls(20)
-            write((source, points[0], 2), (other, points[1], 1), (third, points[2], 1))
+            write((source, points[0], 2), (other, points[1], 1), (third, points[2], 1), address=address)
             os.kill(pids[1], signal.SIGHUP)  # a mount's process passes it on to the one that has the file
             daemon.says('"state": "yielded"')
             assert health() == 200, "a mount that is being replaced is not sick"
@@ -278,7 +318,7 @@ def test_serve_replaces_adds_and_ends_mounts(source: Path, tmp_path: Path, expec
         daemon.hang_up()
         daemon.says("mountpoint is missing")
         # Another source is no change of settings: the mount goes on. The one that is missing ends.
-        write((other, points[0], 2), (third, points[2], 1))
+        write((other, points[0], 2), (third, points[2], 1), address=later)
         daemon.hang_up()
         daemon.says("mount_not_reloaded")
         until(lambda: not is_mounted(points[1]), "the mount that is not in the file any more has ended", END_S)
@@ -287,5 +327,8 @@ def test_serve_replaces_adds_and_ends_mounts(source: Path, tmp_path: Path, expec
         assert (points[0] / "f4096").read_bytes() == (source / "f4096").read_bytes()
         assert daemon.process.poll() is None
         assert ready.exists()
+        assert http_get(later, "/readyz") == (200, "ok\n")
+        with pytest.raises(urllib.error.URLError):
+            health()
         daemon.end()
     assert not any(map(is_mounted, points))
