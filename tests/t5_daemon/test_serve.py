@@ -17,6 +17,7 @@ from tests.support.command import ROOT, environment, fusecache
 from tests.support.http_get import http_get
 from tests.support.mounting import command, is_mounted, needs_fuse
 from tests.support.process_tree import descendants, signal_all
+from tests.support.supervised import until
 
 pytestmark = needs_fuse
 
@@ -99,10 +100,10 @@ def test_serve_all_mounts_read_and_one_address_tells_of_all(serve: Serve) -> Non
     assert serve.ready_file.exists()
     # One is unmounted on purpose: the others go on, and readiness says so.
     assert fusecache("umount", serve.points[0], state=serve.folder).returncode == 0
+    until(lambda: serve.get("/readyz") == (503, f"not ready: {serve.points[0]}\n"), "readiness says so")
     with contextlib.suppress(subprocess.TimeoutExpired):
         serve.process.wait(2)
     assert serve.process.poll() is None
-    assert serve.get("/readyz") == (503, f"not ready: {serve.points[0]}\n")
     assert not serve.ready_file.exists()
     assert (serve.points[1] / "photo.jpg").exists()
     serve.process.send_signal(signal.SIGTERM)
