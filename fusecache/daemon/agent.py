@@ -114,7 +114,7 @@ class Agent(MountCore):
         )
 
     async def serve(self, open_mode: str, ready: ReadyPipe, announcement: str) -> None:
-        """Until the supervisor says stop, or is gone. `open_mode` "auto" = choose."""
+        """Until the supervisor is gone. `open_mode` "auto" = choose."""
         try:
             async with trio.open_nursery() as nursery:
                 said, heard = trio.open_memory_channel[dict[str, Any]](8)
@@ -133,8 +133,6 @@ class Agent(MountCore):
                         mounted = mountpoints.find_mount(self.plan.mountpoint)
                         await self.run(nursery, mounted, self._supervisor.control)
                         nursery.start_soon(self._announce, ready, announcement, nursery)
-                    elif message["kind"] == "stop":
-                        break
                 nursery.cancel_scope.cancel()
         except BaseExceptionGroup as group:
             raise only_error(group) from group

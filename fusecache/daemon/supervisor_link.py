@@ -1,9 +1,9 @@
 """The agent's line to the supervisor: one JSON object a message, over an inherited SEQPACKET socket.
 
     agent -> supervisor   prepared (the open mode, and why), look, ready (reads work), failed (exit code, text), status,
-                          pong, stop
+                          pong
     supervisor -> agent   serving (mode, device, features, tuning; with the control socket), looked (errno), status (the
-                          parts), ping (answered pong: the event loop turns), stop
+                          parts), ping (answered pong: the event loop turns)
 
 `listen` gives what came in order; `status` and `look` are questions whose answers pass by the others. The end of the
 line is the supervisor's end.

@@ -108,6 +108,8 @@ class Agents:
                     raise self.failure
             else:
                 if kind == "prepared":
+                    if self.agent.ready:
+                        continue  # said once; each answer would take the control socket's descriptor along
                     self.agent.is_ready()
                     self._timers.cancel("agent start")
                 yield message

@@ -230,9 +230,7 @@ class Supervisor:
                 self._agent.send({"kind": "status", **self._describe()})
             elif kind == "look" and self._session is not None:
                 self._agents.first_look.begin(self._session.mountpoint)
-            elif kind == "stop" and self._phase == "serving":
-                self._asked_to_end("the agent's request", UNEXPECTED)
-            elif kind not in ("look", "stop"):
+            elif kind != "look":
                 self._log.warning("a message of the agent is not understood", kind=kind)
 
     def _hear_gate(self) -> None:

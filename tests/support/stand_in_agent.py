@@ -2,9 +2,10 @@
 
 What it is told lies in the folder FUSECACHE_STAND_IN as `agent-serving.json` and `agent-status.json` (asked for when
 the file `ask` appears there). `invalidate` makes it push an invalidation of the file `slow`; `invalidated` says that
-the push has returned. `stop` makes it ask for the mount's end. A file `agent fails` makes it fail with the exit code
-and the text that it holds. `hang` makes it loop for ever. For as long as `agent waits` is there it does not get ready;
-`cluster` holds the id of the cluster.
+the push has returned. `flood` makes it say without end that it is prepared, and more, and hear nothing; `flooded` says
+that it was more than may wait. A file `agent fails` makes it fail with the exit code and the text that it holds. `hang`
+makes it loop for ever. For as long as `agent waits` is there it does not get ready; `cluster` holds the id of the
+cluster.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from fusecache.kernel.channel import MAX_WAITING
 from fusecache.kernel.gate_link import GateLink
 from tests.support.stand_in_worker import NAMES
 
@@ -83,8 +85,14 @@ def main() -> int:
             if (folder / "hang").exists():
                 while True:
                     pass
-            if (folder / "stop").exists():
-                say(kind="stop")
+            if (folder / "flood").exists():
+                said = 0
+                while True:
+                    say(kind="prepared", open_mode="no-open", why="again")
+                    say(kind="stop")
+                    said += 1
+                    if said == 10 * MAX_WAITING:
+                        (folder / "flooded").touch()
             if (folder / "invalidate").exists():
                 (folder / "invalidate").unlink()
                 threading.Thread(target=invalidate, daemon=True).start()

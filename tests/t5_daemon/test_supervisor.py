@@ -207,12 +207,23 @@ def test_a_signal_unmounts_and_ends_with_0(start: Start, number: signal.Signals)
     assert os.listdir(mount.mountpoint) == []
 
 
-def test_the_agent_can_ask_for_the_end(start: Start) -> None:
-    mount = start()
-    pids = mount.pids()
-    (mount.orders / "stop").touch()
-    assert mount.ended() == 0
-    nothing_is_left(mount, pids)
+def test_nothing_that_an_agent_says_ends_the_mount_or_takes_its_descriptors(
+    start: Start, expected_logs: Callable[..., None]
+) -> None:
+    """It reads what the network sends. Each `prepared` was answered with a descriptor, which waits with the answer."""
+    expected_logs("a message of the agent is not understood")
+    expected_logs("the agent is stuck and is replaced", count=1)
+    expected_logs("the agent ended, reads go on", count=1)
+    mount = start(silent_s=2.0)
+    descriptors = Path(f"/proc/{mount.pid}/fd")
+    before, agent = len(os.listdir(descriptors)), mount.parts()["agent"]["pid"]
+    (mount.orders / "flood").touch()
+    until((mount.orders / "flooded").exists, "it has said more than may wait")
+    (mount.orders / "flood").unlink()
+    assert len(os.listdir(descriptors)) < before + 20
+    assert mount.read("file").stdout == CONTENT
+    until(lambda: not runs(agent), "it was ended, for it answers nothing")
+    assert mount.parts()["supervisor"]["pid"] == mount.pid
 
 
 def test_a_busy_mount_is_detached_and_said_so(start: Start, expected_logs: Callable[..., None]) -> None:
