@@ -45,10 +45,10 @@ from fusecache.daemon.open_mode_choice import SampledFile
 from fusecache.daemon.supervisor_link import SupervisorLink
 from fusecache.errors import UNEXPECTED, FusecacheError, MountError, ProtocolError, Unavailable, told
 from fusecache.fs.invalidation import Push
-from fusecache.kernel.first_look import LOOK_S
 from fusecache.kernel.gate_link import GateLink
 from fusecache.kernel.process_name import set_process_name
 from fusecache.kernel.ready_pipe import ReadyPipe
+from fusecache.kernel.supervisor.first_look import LOOK_S
 from fusecache.metrics import Metrics
 from fusecache.rpc.budget import Budget
 from fusecache.threads import in_thread

@@ -1,7 +1,7 @@
 """What gate and supervisor count, as rows of the table of metrics.
 
-Neither of them imports a library, so they tell plain numbers (`kernel.gate` lists them), and the agent puts these into
-the metrics that it gathers for one scrape.
+Neither of them imports a library, so they tell plain numbers (`kernel.gate.main` lists them), and the agent puts these
+into the metrics that it gathers for one scrape.
 
 Asks nobody.
 """

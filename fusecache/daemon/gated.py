@@ -4,7 +4,7 @@
          -> exec(supervisor)
 
 Where a mount was taken over (`daemon.takeover`), what is bound to its connection is kept. The supervisor also gets the
-command that mounted, for SIGHUP (`kernel.takeover.reloading`).
+command that mounted, for SIGHUP (`kernel.supervisor.takeover.reloading`).
 
 The process keeps its id: who started `fusecache mount` finds the supervisor under it. Everything that needs libraries
 has happened before; the supervisor is standard library only. What it starts (`daemon.agent`, `daemon.worker`) gets the
@@ -131,7 +131,7 @@ def become_supervisor(
         masked_features=parse_mask(settings.kernel_features),
         features=features,
         workers=settings.workers,
-        gate_argv=(*library_free, "fusecache.kernel.gate"),
+        gate_argv=(*library_free, "fusecache.kernel.gate.main"),
         worker_argv=(*program, "fusecache.daemon.worker"),
         agent_argv=(
             *(*program, "fusecache.daemon.agent", "--open-mode", decision.open_mode),
@@ -165,7 +165,7 @@ def become_supervisor(
     sys.stdout.flush()
     sys.stderr.flush()
     environment = {**os.environ, "PYTHONPATH": python_path()}
-    command = [*library_free, "fusecache.kernel.supervisor", "--spec-fd", str(spec.to_memfd())]
+    command = [*library_free, "fusecache.kernel.supervisor.main", "--spec-fd", str(spec.to_memfd())]
     command += ["--", plan.source, str(plan.mountpoint)]
     os.execve(sys.executable, command, environment)
 

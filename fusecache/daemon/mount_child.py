@@ -1,9 +1,9 @@
 """The process of one mount: is given its plan, runs it, reports on the ready pipe.
 
 Started by `daemon.mount_process`, with the plan on standard input, and where a mount is reloaded
-(`kernel.takeover.reloading`), with the command that mounted, whose plan is made anew then: such a process takes the
-mount over, or fails. `fusecache mount` in the foreground calls `run_mount` in its own process. In `classic` mode the
-process serves the mount itself, otherwise it becomes the supervisor (`daemon.gated`).
+(`kernel.supervisor.takeover.reloading`), with the command that mounted, whose plan is made anew then: such a process
+takes the mount over, or fails. `fusecache mount` in the foreground calls `run_mount` in its own process. In `classic`
+mode the process serves the mount itself, otherwise it becomes the supervisor (`daemon.gated`).
 """
 
 from __future__ import annotations

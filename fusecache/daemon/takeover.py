@@ -3,8 +3,8 @@
     hello -> yielding (or refused, with a reason) -> given: the connection's descriptors and what is bound to it
 
 Before anything of the new mount is started: what there can't be twice (the embedded server, the agent) has ended over
-there when `ask` returns. From here to the supervisor (`kernel.takeover`) this process needs only go on; when it ends
-instead, the other one takes the mount back.
+there when `ask` returns. From here to the supervisor (`kernel.supervisor.takeover`) this process needs only go on; when
+it ends instead, the other one takes the mount back.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from fusecache.daemon.control_client import mount_lock, socket_path
 from fusecache.errors import FusecacheError, MountError
 from fusecache.kernel.channel import Message
 from fusecache.kernel.features import Decision
-from fusecache.kernel.takeover.facts import BadFacts, Descriptors, Facts
-from fusecache.kernel.takeover.line import Line, LineLost
-from fusecache.kernel.takeover.messages import PROTOCOLS, common_protocol, text_of
-from fusecache.kernel.takeover.private_socket import connect
-from fusecache.kernel.takeover.states import YIELDING_S
+from fusecache.kernel.supervisor.takeover.facts import BadFacts, Descriptors, Facts
+from fusecache.kernel.supervisor.takeover.line import Line, LineLost
+from fusecache.kernel.supervisor.takeover.messages import PROTOCOLS, common_protocol, text_of
+from fusecache.kernel.supervisor.takeover.private_socket import connect
+from fusecache.kernel.supervisor.takeover.states import YIELDING_S
 from fusecache.private_folder import prepare_private_folder
 
 log = structlog.get_logger(__name__)

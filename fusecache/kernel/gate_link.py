@@ -11,7 +11,7 @@ in a thread of its own; `status` and `take_opened` are answered in between.
 A gate that goes on after one that died says so on the link (an answer to AGAIN). What that one was asked is then asked
 again: it may have died with a question in its hands, and an invalidation must not be lost.
 
-`GateLink` is the agent's half. The gate's is `kernel.notifications`; the layouts below are both's.
+`GateLink` is the agent's half. The gate's is `kernel.gate.notifications`; the layouts below are both's.
 """
 
 from __future__ import annotations
@@ -130,8 +130,8 @@ class GateLink:
     def store(self, inode: int, offset: int, data: bytes | memoryview) -> None:
         """Put bytes into the page cache (FUSE_NOTIFY_STORE). The pages are charged to the gate's cgroup.
 
-        Also raises OSError with ENOSPC when that has no memory to spare (`kernel.store_room`: pause, then go on), and
-        with EOPNOTSUPP when pages are not pushed at all.
+        Also raises OSError with ENOSPC when that has no memory to spare (`kernel.gate.store_room`: pause, then go on),
+        and with EOPNOTSUPP when pages are not pushed at all.
         """
         rest = memoryview(data)
         while rest:
@@ -141,7 +141,7 @@ class GateLink:
             rest = rest[len(piece) :]
 
     def status(self) -> dict[str, Any]:
-        """The gate's counters and gauges, see `kernel.gate`."""
+        """The gate's counters and gauges, see `kernel.gate.main`."""
         answer = json.loads(self._ask(STATUS, 0, 0, 0))
         if not isinstance(answer, dict):
             raise OSError(errno.EPROTO, "the gate's status is no object")

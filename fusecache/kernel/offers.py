@@ -5,7 +5,8 @@ it answers the OPEN (without OPEN: before it answers a READ). The gate takes all
 looks at the answer, so that the offer is there in time; one that no such answer follows is closed when there are too
 many.
 
-Offers are a wish: the gate checks the descriptor (`kernel.learned`), and goes on asking workers when anything is wrong.
+Offers are a wish: the gate checks the descriptor (`kernel.gate.learned`), and goes on asking workers when anything is
+wrong.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ has none left takes back what it told LOST_S ago, if the gate has left nothing i
 within microseconds. Should it have been stopped just there, it finds another use of the slot than the token names, and
 reads nothing: the worker counts a use each time it takes a slot.
 
-A worker never has more requests than slots (`kernel.in_flight` counts), so that one always finds a free slot; after a
-gate's death it may have those of two gates, and has to wait for a moment.
+A worker never has more requests than slots (`kernel.gate.in_flight` counts), so that one always finds a free slot;
+after a gate's death it may have those of two gates, and has to wait for a moment.
 
 Does not send or receive anything.
 """

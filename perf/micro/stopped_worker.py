@@ -5,7 +5,7 @@
 A mount in mode no-open, over an embedded server whose block files are hard links to their source, so that every direct
 read (4 KiB, O_DIRECT) is a worker's: the gate does not read files that have a second name. Prints the distribution of
 each phase and the ratio of their 99th percentiles; the bar is 2. The requests that the stopped worker had taken are
-given to another one after 0.25 s (`fusecache.kernel.dispatch.OVERDUE_S`): they are too few to be seen there.
+given to another one after 0.25 s (`fusecache.kernel.gate.dispatch.OVERDUE_S`): they are too few to be seen there.
 """
 
 from __future__ import annotations

@@ -20,7 +20,8 @@ CALLS_BETWEEN = 300
 
 PARTS = ("worker", "agent", "gate")
 HEALTHY_S = 1.5
-"""A part that lives for so long has not died at its start: its kill counts as no crash (fusecache.kernel.restart_policy
+"""A part that lives for so long has not died at its start: its kill counts as no crash
+(fusecache.kernel.supervisor.restart_policy
 says 1 s)."""
 
 

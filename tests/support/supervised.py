@@ -113,7 +113,7 @@ class Supervised:
             "open_mode": "auto",
             "features": self._features,
             "workers": 2,
-            "gate_argv": self._argv("gate", "fusecache.kernel.gate"),
+            "gate_argv": self._argv("gate", "fusecache.kernel.gate.main"),
             "worker_argv": self._argv("worker", "tests.support.stand_in_worker"),
             "agent_argv": self._argv("agent", "tests.support.stand_in_agent"),
             "plan_fd": plan_fd,
@@ -129,7 +129,7 @@ class Supervised:
         try:
             with self._stderr.open("ab") as stderr:
                 self.process = subprocess.Popen(
-                    [*PYTHON, "fusecache.kernel.supervisor", "--spec-fd", str(spec_fd)],
+                    [*PYTHON, "fusecache.kernel.supervisor.main", "--spec-fd", str(spec_fd)],
                     stdin=subprocess.DEVNULL,
                     stdout=stderr,
                     stderr=stderr,

@@ -11,11 +11,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from fusecache.kernel.takeover.facts import Descriptors, Facts
-from fusecache.kernel.takeover.line import Line, close_all
-from fusecache.kernel.takeover.messages import PROTOCOLS
-from fusecache.kernel.takeover.private_socket import connect
-from fusecache.kernel.takeover.token import take_token
+from fusecache.kernel.supervisor.takeover.facts import Descriptors, Facts
+from fusecache.kernel.supervisor.takeover.line import Line, close_all
+from fusecache.kernel.supervisor.takeover.messages import PROTOCOLS
+from fusecache.kernel.supervisor.takeover.private_socket import connect
+from fusecache.kernel.supervisor.takeover.token import take_token
 
 ANSWER_S = 20.0
 

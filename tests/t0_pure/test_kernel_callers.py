@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fusecache.kernel import callers
+from fusecache.kernel.gate import callers
 
 
 def test_a_thread_that_runs_is_not_being_killed() -> None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fusecache.kernel import wire
-from fusecache.kernel.in_flight import (
+from fusecache.kernel.gate.in_flight import (
     MOST_DELIVERIES,
     MOST_OTHERS,
     MOST_REMEMBERED,

@@ -6,9 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusecache.kernel import open_table
-from fusecache.kernel.open_table import CLOSED_S, HEAD_BYTES, MOST_CLOSED, ORDINARY, PASSTHROUGH, OpenTable, TableFull
-from fusecache.kernel.spin import MOST_SHARE, WINDOW_S, Spin
+from fusecache.kernel.gate import open_table
+from fusecache.kernel.gate.open_table import (
+    CLOSED_S,
+    HEAD_BYTES,
+    MOST_CLOSED,
+    ORDINARY,
+    PASSTHROUGH,
+    OpenTable,
+    TableFull,
+)
+from fusecache.kernel.gate.spin import MOST_SHARE, WINDOW_S, Spin
 from fusecache.kernel.wire import RESEND_BIT
 
 ROW_BYTES = 32

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusecache.kernel.part_watch import PartWatch
+from fusecache.kernel.supervisor.part_watch import PartWatch
 
 START_S = 30.0
 

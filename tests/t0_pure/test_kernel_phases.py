@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusecache.kernel.phases import Phase, after_gate, after_other, at_request
+from fusecache.kernel.supervisor.phases import Phase, after_gate, after_other, at_request
 
 PHASES = get_args(Phase)
 STARTS: tuple[Phase, ...] = ("preparing", "starting")

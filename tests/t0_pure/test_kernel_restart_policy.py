@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusecache.kernel.restart_policy import COUNTED_DEATHS, HEALTHY_S, LOOP_DELAY_S, WINDOW_S, RestartPolicy, Verdict
+from fusecache.kernel.supervisor.restart_policy import (
+    COUNTED_DEATHS,
+    HEALTHY_S,
+    LOOP_DELAY_S,
+    WINDOW_S,
+    RestartPolicy,
+    Verdict,
+)
 
 
 def test_three_deaths_before_ready_within_the_window_are_a_crash_loop() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fusecache.kernel.store_room import LOOK_EVERY_S, Memory, StoreRoom, has_room
+from fusecache.kernel.gate.store_room import LOOK_EVERY_S, Memory, StoreRoom, has_room
 
 GIB = 1 << 30
 

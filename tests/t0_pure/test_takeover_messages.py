@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fusecache.kernel.gate import carried
 from fusecache.kernel.init_message import plan_for
-from fusecache.kernel.takeover import carried
-from fusecache.kernel.takeover.facts import BadFacts, Descriptors, Facts
-from fusecache.kernel.takeover.line import MOST_DESCRIPTORS, Line, LineLost
-from fusecache.kernel.takeover.messages import common_protocol, refusal
-from fusecache.kernel.takeover.token import new_token, take_token
+from fusecache.kernel.supervisor.takeover.facts import BadFacts, Descriptors, Facts
+from fusecache.kernel.supervisor.takeover.line import MOST_DESCRIPTORS, Line, LineLost
+from fusecache.kernel.supervisor.takeover.messages import common_protocol, refusal
+from fusecache.kernel.supervisor.takeover.token import new_token, take_token
 
 INIT = struct.pack("<IIQQIIIHH", 104, 26, 2, 0, 0, 0, 0, 0, 0) + struct.pack("<IIII", 7, 45, 1 << 20, 1 << 22)
 INIT = INIT.ljust(104, b"\0")

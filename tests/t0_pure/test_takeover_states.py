@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusecache.kernel.takeover.states import (
+from fusecache.kernel.supervisor.takeover.states import (
     NEW,
     OLD,
     NewCourse,

@@ -19,15 +19,17 @@ from typing import Any
 
 import pytest
 
-from fusecache.kernel import dispatch, gate_worker, wire
-from fusecache.kernel.backing import Registry
-from fusecache.kernel.gate import Gate, GateFailed, SupervisorGone
+from fusecache.kernel import wire
+from fusecache.kernel.gate import dispatch
+from fusecache.kernel.gate import worker as gate_worker
+from fusecache.kernel.gate.backing import Registry
+from fusecache.kernel.gate.in_flight import MOST_DELIVERIES
+from fusecache.kernel.gate.learned import LearnedFiles
+from fusecache.kernel.gate.main import Gate, GateFailed, SupervisorGone
+from fusecache.kernel.gate.open_table import TABLE_BYTES
 from fusecache.kernel.gate_link import GateLink
-from fusecache.kernel.in_flight import MOST_DELIVERIES
 from fusecache.kernel.init_message import INIT_OUT, InitPlan
-from fusecache.kernel.learned import LearnedFiles
 from fusecache.kernel.offers import Offered, OfferSender
-from fusecache.kernel.open_table import TABLE_BYTES
 from fusecache.kernel.reply_slots import GateSlots, WorkerSlots, create_slots
 from tests.support.log_noise import Declare
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fusecache.kernel.resident import Residency
+from fusecache.kernel.gate.resident import Residency
 
 SIZE = (1 << 20) + 4096 + 17
 

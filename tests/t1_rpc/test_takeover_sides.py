@@ -15,23 +15,23 @@ from typing import Any
 import pytest
 
 from fusecache.errors import MountError
-from fusecache.kernel import keeping
 from fusecache.kernel.channel import Channel, socket_pair
 from fusecache.kernel.features import FEATURE_NAMES, Observation, judge
-from fusecache.kernel.gates import Gates
-from fusecache.kernel.keeping import Keeper
 from fusecache.kernel.log import Log
-from fusecache.kernel.parts import Part
-from fusecache.kernel.restart_policy import RestartPolicy
-from fusecache.kernel.roles import Agent, Gate
 from fusecache.kernel.spec import MountSpec
-from fusecache.kernel.takeover.facts import Descriptors, Facts
-from fusecache.kernel.takeover.line import Line, close_all
-from fusecache.kernel.takeover.new_side import Given, TakingOver
-from fusecache.kernel.takeover.old_side import HandingOver
-from fusecache.kernel.takeover.token import new_token, take_token
-from fusecache.kernel.timers import Timers
-from fusecache.kernel.workers import Workers
+from fusecache.kernel.supervisor import keeping
+from fusecache.kernel.supervisor.gates import Gates
+from fusecache.kernel.supervisor.keeping import Keeper
+from fusecache.kernel.supervisor.parts import Part
+from fusecache.kernel.supervisor.restart_policy import RestartPolicy
+from fusecache.kernel.supervisor.roles import Agent, Gate
+from fusecache.kernel.supervisor.takeover.facts import Descriptors, Facts
+from fusecache.kernel.supervisor.takeover.line import Line, close_all
+from fusecache.kernel.supervisor.takeover.new_side import Given, TakingOver
+from fusecache.kernel.supervisor.takeover.old_side import HandingOver
+from fusecache.kernel.supervisor.takeover.token import new_token, take_token
+from fusecache.kernel.supervisor.timers import Timers
+from fusecache.kernel.supervisor.workers import Workers
 
 NONE: Any = None
 LOG = Log("test", "error")

@@ -20,9 +20,9 @@ from tests.support.supervised import PYTHON, runs, until
 END_S = 20
 BECOME = """
 import sys
-from fusecache.kernel.takeover.first_process import become, hold_signals
+from fusecache.kernel.supervisor.takeover.first_process import become, hold_signals
 from fusecache.kernel.log import Log
-from fusecache.kernel.takeover.reloading import Reloading
+from fusecache.kernel.supervisor.takeover.reloading import Reloading
 from fusecache.kernel.spec import MountSpec
 spec = MountSpec.from_descriptor(int(sys.argv[1]))
 reloading = Reloading(spec, Log("test"), lambda: None)

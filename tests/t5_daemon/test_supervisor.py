@@ -749,7 +749,7 @@ def test_a_broken_specification_is_a_usage_error() -> None:
     try:
         os.write(descriptor, b'{"mountpoint": 7}')
         done = subprocess.run(
-            [sys.executable, "-S", "-m", "fusecache.kernel.supervisor", "--spec-fd", str(descriptor)],
+            [sys.executable, "-S", "-m", "fusecache.kernel.supervisor.main", "--spec-fd", str(descriptor)],
             capture_output=True, text=True, timeout=WAIT_S, check=False, pass_fds=(descriptor,),
             env={**os.environ, "PYTHONPATH": str(PACKAGE_FOLDER)},
         )  # fmt: skip

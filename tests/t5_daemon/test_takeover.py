@@ -24,9 +24,9 @@ import pytest
 import fusecache
 from fusecache.errors import MountError, StateError
 from fusecache.kernel import features, probe
-from fusecache.kernel.takeover.line import LineLost
-from fusecache.kernel.takeover.messages import PROTOCOLS
-from fusecache.kernel.takeover.private_socket import connect
+from fusecache.kernel.supervisor.takeover.line import LineLost
+from fusecache.kernel.supervisor.takeover.messages import PROTOCOLS
+from fusecache.kernel.supervisor.takeover.private_socket import connect
 from tests.support import stand_in_worker
 from tests.support.limits import no_more_descriptors
 from tests.support.mounting import is_mounted, needs_fuse
@@ -426,7 +426,7 @@ def other_build(folder: Path, version: str, protocols: tuple[int, int]) -> Path:
     shutil.copytree(PACKAGE_FOLDER / "fusecache", folder / "fusecache", ignore=shutil.ignore_patterns("__pycache__"))
     for name, pattern, text in (
         ("__init__.py", r'__version__ = "[^"]*"', f'__version__ = "{version}"'),
-        ("kernel/takeover/messages.py", r"PROTOCOLS: Final = \(.*\)", f"PROTOCOLS: Final = {protocols}"),
+        ("kernel/supervisor/takeover/messages.py", r"PROTOCOLS: Final = \(.*\)", f"PROTOCOLS: Final = {protocols}"),
     ):
         path = folder / "fusecache" / name
         changed, count = re.subn(pattern, text, path.read_text())

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from fusecache.kernel.keeping import Keeper, PartFailed
 from fusecache.kernel.log import Log
-from fusecache.kernel.parts import Part
-from fusecache.kernel.phases import Phase, after_other
-from fusecache.kernel.restart_policy import RestartPolicy
 from fusecache.kernel.spec import MountSpec
-from fusecache.kernel.timers import Timers
+from fusecache.kernel.supervisor.keeping import Keeper, PartFailed
+from fusecache.kernel.supervisor.parts import Part
+from fusecache.kernel.supervisor.phases import Phase, after_other
+from fusecache.kernel.supervisor.restart_policy import RestartPolicy
+from fusecache.kernel.supervisor.timers import Timers
 
 FIRST_DELAY_S: Final = 0.5
 

@@ -19,10 +19,10 @@ from collections.abc import Callable
 from typing import Final
 
 from fusecache.kernel.log import Log
-from fusecache.kernel.parts import Part, ending
 from fusecache.kernel.ready_pipe import MAX_LINE, parse_report
-from fusecache.kernel.restart_policy import RestartPolicy
 from fusecache.kernel.spec import MountSpec
+from fusecache.kernel.supervisor.parts import Part, ending
+from fusecache.kernel.supervisor.restart_policy import RestartPolicy
 
 MOST_REPORT_BYTES: Final = MAX_LINE
 

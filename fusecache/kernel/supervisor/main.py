@@ -39,30 +39,30 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from fusecache.errors import UNEXPECTED, FusecacheError
-from fusecache.kernel.agents import Agents, chosen_mode
 from fusecache.kernel.channel import Message
-from fusecache.kernel.embedded_server import EmbeddedServer
-from fusecache.kernel.ending import end_parts, end_session
-from fusecache.kernel.gates import Gates
-from fusecache.kernel.keeping import Keeper
-from fusecache.kernel.last_words import Outcome, say
 from fusecache.kernel.log import Log
-from fusecache.kernel.parts import ending, reaped
-from fusecache.kernel.phases import Phase, at_request
-from fusecache.kernel.polling import due
 from fusecache.kernel.process_name import set_process_name
-from fusecache.kernel.roles import Agent, Gate
-from fusecache.kernel.session import MountSession
 from fusecache.kernel.signals import Signals, has_terminal
 from fusecache.kernel.spec import MountSpec
-from fusecache.kernel.status_table import describe
-from fusecache.kernel.takeover.first_process import become, hold_signals
-from fusecache.kernel.takeover.new_side import Given, TakingOver
-from fusecache.kernel.takeover.old_side import HandingOver
-from fusecache.kernel.takeover.reloading import Reloading
-from fusecache.kernel.timers import Timers
-from fusecache.kernel.unmounting import Unmounting
-from fusecache.kernel.workers import Workers
+from fusecache.kernel.supervisor.agents import Agents, chosen_mode
+from fusecache.kernel.supervisor.embedded_server import EmbeddedServer
+from fusecache.kernel.supervisor.ending import end_parts, end_session
+from fusecache.kernel.supervisor.gates import Gates
+from fusecache.kernel.supervisor.keeping import Keeper
+from fusecache.kernel.supervisor.last_words import Outcome, say
+from fusecache.kernel.supervisor.parts import ending, reaped
+from fusecache.kernel.supervisor.phases import Phase, at_request
+from fusecache.kernel.supervisor.polling import due
+from fusecache.kernel.supervisor.roles import Agent, Gate
+from fusecache.kernel.supervisor.session import MountSession
+from fusecache.kernel.supervisor.status_table import describe
+from fusecache.kernel.supervisor.takeover.first_process import become, hold_signals
+from fusecache.kernel.supervisor.takeover.new_side import Given, TakingOver
+from fusecache.kernel.supervisor.takeover.old_side import HandingOver
+from fusecache.kernel.supervisor.takeover.reloading import Reloading
+from fusecache.kernel.supervisor.timers import Timers
+from fusecache.kernel.supervisor.unmounting import Unmounting
+from fusecache.kernel.supervisor.workers import Workers
 
 PARTS_END_S: Final = 8.0
 """SIGTERM to SIGKILL for workers and agent, which closes its store."""
@@ -379,7 +379,7 @@ class Supervisor:
 
 def main(arguments: Sequence[str]) -> int:
     """Run the mount whose specification is in the memfd `--spec-fd`; the exit code."""
-    parser = argparse.ArgumentParser(prog="fusecache.kernel.supervisor")
+    parser = argparse.ArgumentParser(prog="fusecache.kernel.supervisor.main")
     parser.add_argument("--spec-fd", type=int, required=True)
     parser.add_argument("shown", nargs="*", help="source and mount point, for whoever lists processes")
     faulthandler.register(signal.SIGUSR1)

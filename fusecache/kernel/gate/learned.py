@@ -1,11 +1,11 @@
 """Files that hold an inode's bytes, or a block's, one to one: what workers hand in, and what is known of it afterwards.
 
 An unprivileged worker hands in a descriptor, and from then on its file is read with the gate's rights: by the kernel
-(`kernel.opens`) or by the gate (`kernel.direct_reads`). So only what the worker could read itself is accepted: a
+(`opens`) or by the gate (`direct_reads`). So only what the worker could read itself is accepted: a
 regular file, opened exactly O_RDONLY (an O_PATH descriptor let another uid read a root 0600 file), without a second
 name (through which somebody might write to it), on a file system where caches or tiers lie, and never on the mount that
 is served here: the gate would wait for its own answer. So what a descriptor's file system is comes first, and is found
-out without asking that (`kernel.quiet_stat`).
+out without asking that (`quiet_stat`).
 
 An accepted file is *learned*: its path and what fstat said. It is opened again later only if every one of these values
 is still the same; block files are written once, under a name of their own.
@@ -26,8 +26,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from fusecache.kernel.gate.quiet_stat import device_of
 from fusecache.kernel.offers import Offered
-from fusecache.kernel.quiet_stat import device_of
 
 MOST_LEARNED: Final = 1 << 18
 """Inodes; about 400 bytes each. The oldest go first."""

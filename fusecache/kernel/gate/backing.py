@@ -1,6 +1,6 @@
 """Registering files that the kernel then reads by itself (FUSE passthrough), and giving them back.
 
-What may be registered is decided by `kernel.learned`, when by `kernel.opens`.
+What may be registered is decided by `learned`, when by `opens`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import struct
 
 from fusecache.kernel import wire
-from fusecache.kernel.learned import LearnedFiles, reason_of
+from fusecache.kernel.gate.learned import LearnedFiles, reason_of
 from fusecache.kernel.offers import Offered
 
 _U32 = struct.Struct("<I")

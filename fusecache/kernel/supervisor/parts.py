@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from fusecache.kernel.privileges import rights_of
-from fusecache.kernel.restart_policy import RestartPolicy, Verdict
+from fusecache.kernel.supervisor.restart_policy import RestartPolicy, Verdict
 
 _PR_SET_PDEATHSIG: Final = 1
 _NOT_STARTED: Final = 127

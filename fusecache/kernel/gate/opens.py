@@ -5,7 +5,7 @@ worker. For the others a worker is asked: it may have offered a descriptor befor
 reads; without an offer that stands the checks, reads go to the workers (an ordinary open). RELEASE is always answered
 here; workers never see one.
 
-Wires the table (`kernel.open_table`), the registry (`kernel.backing`) and the offers (`kernel.offers`); sends nothing.
+Wires the table (`open_table`), the registry (`backing`) and the offers (`kernel.offers`); sends nothing.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from __future__ import annotations
 import errno
 from typing import Final
 
-from fusecache.kernel import open_table, wire
-from fusecache.kernel.backing import Backing
-from fusecache.kernel.in_flight import Request
+from fusecache.kernel import wire
+from fusecache.kernel.gate import open_table
+from fusecache.kernel.gate.backing import Backing
+from fusecache.kernel.gate.in_flight import Request
+from fusecache.kernel.gate.open_table import OpenTable, TableFull
 from fusecache.kernel.offers import OfferReceiver, close_all
-from fusecache.kernel.open_table import OpenTable, TableFull
 
 EXPIRE_EVERY_S: Final = 1.0
 

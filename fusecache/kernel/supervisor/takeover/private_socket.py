@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from fusecache.errors import MountError, StateError
-from fusecache.kernel.takeover.line import CREDENTIALS, Line
+from fusecache.kernel.supervisor.takeover.line import CREDENTIALS, Line
 
 CONNECT_S: Final = 5.0
 _BACKLOG: Final = 4

@@ -21,14 +21,14 @@ from typing import Any, Final
 
 from fusecache.kernel.channel import Message
 from fusecache.kernel.control_listener import ControlListener
-from fusecache.kernel.first_look import FirstLook
-from fusecache.kernel.keeping import Keeper, PartFailed
 from fusecache.kernel.log import Log
-from fusecache.kernel.part_watch import PartWatch
-from fusecache.kernel.phases import Phase, after_other
-from fusecache.kernel.roles import Agent, Gate
 from fusecache.kernel.spec import MountSpec
-from fusecache.kernel.timers import Timers
+from fusecache.kernel.supervisor.first_look import FirstLook
+from fusecache.kernel.supervisor.keeping import Keeper, PartFailed
+from fusecache.kernel.supervisor.part_watch import PartWatch
+from fusecache.kernel.supervisor.phases import Phase, after_other
+from fusecache.kernel.supervisor.roles import Agent, Gate
+from fusecache.kernel.supervisor.timers import Timers
 
 EPOCH_BYTES: Final = 4096
 """Of which the first 8 are used."""

@@ -14,11 +14,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from fusecache.kernel.channel import Channel, Message, socket_pair
-from fusecache.kernel.parts import Part
 from fusecache.kernel.privileges import give_up, keep_for_gate
 from fusecache.kernel.reply_slots import create_slots
-from fusecache.kernel.restart_policy import RestartPolicy
 from fusecache.kernel.spec import MountSpec
+from fusecache.kernel.supervisor.parts import Part
+from fusecache.kernel.supervisor.restart_policy import RestartPolicy
 
 REQUEST_BUFFER_BYTES: Final = 1 << 20
 """Of a worker's socket, each way. Answers are 64 KiB at most (READ data goes through slots), so that even without

@@ -3,7 +3,7 @@
 A READ through a worker costs four wake-ups and two processes' caches; the bytes of a block file in the page cache cost
 an open, an fstat and a copy. The file is opened for each READ: so it is known to be the same one, and an evicted one's
 space is held by nobody. Never waits for a disk (RWF_NOWAIT; cachestat before mapping): what is not in memory, has
-changed or is gone is read by a worker, and so is everything that no worker has offered a file for (`kernel.learned`),
+changed or is gone is read by a worker, and so is everything that no worker has offered a file for (`learned`),
 and what lies in two blocks. Opening may wait for the file's inode on the disk when that is not in memory: milliseconds,
 and its pages are not there either.
 
@@ -18,10 +18,10 @@ import mmap
 import os
 from typing import Final
 
-from fusecache.kernel.answers import Answers
-from fusecache.kernel.learned import LearnedFiles, OpenedFile, reason_of
+from fusecache.kernel.gate.answers import Answers
+from fusecache.kernel.gate.learned import LearnedFiles, OpenedFile, reason_of
+from fusecache.kernel.gate.resident import Residency
 from fusecache.kernel.offers import OfferReceiver, close_all
-from fusecache.kernel.resident import Residency
 
 MOST_READ_BYTES: Final = 1 << 20
 """max_read of the mount is at most this; a longer READ is a worker's."""

@@ -8,8 +8,8 @@ from typing import Final
 
 from fusecache.errors import UNEXPECTED, FusecacheError
 from fusecache.kernel.log import Log
-from fusecache.kernel.parts import Part
-from fusecache.kernel.timers import Timers
+from fusecache.kernel.supervisor.parts import Part
+from fusecache.kernel.supervisor.timers import Timers
 
 AGAIN_S: Final = 1.0
 STACKS_S: Final = 1.0

@@ -20,17 +20,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final, Literal
 
-from fusecache.kernel.keeping import AGAIN_S, Keeper, PartFailed
 from fusecache.kernel.log import Log
-from fusecache.kernel.part_watch import PartWatch
-from fusecache.kernel.parts import Part, leader_is_dead
-from fusecache.kernel.phases import AfterGate, Phase, after_gate
-from fusecache.kernel.restart_policy import RestartPolicy
-from fusecache.kernel.roles import Agent, Gate
-from fusecache.kernel.session import MountSession
 from fusecache.kernel.spec import MountSpec
-from fusecache.kernel.timers import Timers
-from fusecache.kernel.workers import Workers
+from fusecache.kernel.supervisor.keeping import AGAIN_S, Keeper, PartFailed
+from fusecache.kernel.supervisor.part_watch import PartWatch
+from fusecache.kernel.supervisor.parts import Part, leader_is_dead
+from fusecache.kernel.supervisor.phases import AfterGate, Phase, after_gate
+from fusecache.kernel.supervisor.restart_policy import RestartPolicy
+from fusecache.kernel.supervisor.roles import Agent, Gate
+from fusecache.kernel.supervisor.session import MountSession
+from fusecache.kernel.supervisor.timers import Timers
+from fusecache.kernel.supervisor.workers import Workers
 
 START_S: Final = 30.0
 """To a gate's first word, which takes 0.2 s, and seconds on a machine that is busy."""

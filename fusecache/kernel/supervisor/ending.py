@@ -11,10 +11,10 @@ from typing import Final
 
 from fusecache.kernel import device
 from fusecache.kernel.log import Log
-from fusecache.kernel.parts import Part, fork_call
-from fusecache.kernel.restart_policy import RestartPolicy
-from fusecache.kernel.session import MountSession
 from fusecache.kernel.signals import Signals
+from fusecache.kernel.supervisor.parts import Part, fork_call
+from fusecache.kernel.supervisor.restart_policy import RestartPolicy
+from fusecache.kernel.supervisor.session import MountSession
 
 CONNECTION_S: Final = 1.0
 """From closing the device to the end of a killed gate. One that is still there hangs in a notification."""

@@ -26,8 +26,8 @@ from fusecache.errors import MountError
 from fusecache.kernel import device, init_message
 from fusecache.kernel.log import Log
 from fusecache.kernel.spec import MountSpec
-from fusecache.kernel.takeover.facts import Facts
-from fusecache.kernel.tuning import set_read_ahead
+from fusecache.kernel.supervisor.takeover.facts import Facts
+from fusecache.kernel.supervisor.tuning import set_read_ahead
 
 INIT_S: Final = 10.0
 """Seconds for the kernel's INIT after mount(2); it is there at once."""

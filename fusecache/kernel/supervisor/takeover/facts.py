@@ -15,7 +15,7 @@ from typing import Any, Final, Self
 
 from fusecache.kernel.channel import Message
 from fusecache.kernel.init_message import InitError, InitPlan, parse_request
-from fusecache.kernel.takeover.line import close_all
+from fusecache.kernel.supervisor.takeover.line import close_all
 
 _FUSE_DEVICE: Final = os.makedev(10, 229)
 _LEAST_READ_BYTES: Final = 4096

@@ -15,12 +15,12 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from fusecache.kernel.channel import Message
-from fusecache.kernel.keeping import AGAIN_S, Keeper, PartFailed
 from fusecache.kernel.log import Log
-from fusecache.kernel.roles import Gate, Worker
-from fusecache.kernel.session import MountSession
 from fusecache.kernel.spec import MountSpec
-from fusecache.kernel.timers import Timers
+from fusecache.kernel.supervisor.keeping import AGAIN_S, Keeper, PartFailed
+from fusecache.kernel.supervisor.roles import Gate, Worker
+from fusecache.kernel.supervisor.session import MountSession
+from fusecache.kernel.supervisor.timers import Timers
 
 START_S: Final = 60.0
 """From mount(2) to the first worker's answer to INIT, and from a worker's start to its being ready."""

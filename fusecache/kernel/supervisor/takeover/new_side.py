@@ -16,18 +16,18 @@ from dataclasses import dataclass
 from typing import Any, Final, NoReturn, Self
 
 from fusecache.errors import MountError, UsageError
-from fusecache.kernel.gates import Gates
 from fusecache.kernel.log import Log
-from fusecache.kernel.polling import Step
-from fusecache.kernel.session import MountSession
 from fusecache.kernel.spec import MountSpec
-from fusecache.kernel.takeover.facts import BadFacts, Descriptors, Facts
-from fusecache.kernel.takeover.line import Line, LineLost, close_all
-from fusecache.kernel.takeover.messages import text_of
-from fusecache.kernel.takeover.states import READY_S, NewAction, NewCourse, NewEvent
-from fusecache.kernel.takeover.token import take_token
-from fusecache.kernel.timers import Timers
-from fusecache.kernel.workers import Workers
+from fusecache.kernel.supervisor.gates import Gates
+from fusecache.kernel.supervisor.polling import Step
+from fusecache.kernel.supervisor.session import MountSession
+from fusecache.kernel.supervisor.takeover.facts import BadFacts, Descriptors, Facts
+from fusecache.kernel.supervisor.takeover.line import Line, LineLost, close_all
+from fusecache.kernel.supervisor.takeover.messages import text_of
+from fusecache.kernel.supervisor.takeover.states import READY_S, NewAction, NewCourse, NewEvent
+from fusecache.kernel.supervisor.takeover.token import take_token
+from fusecache.kernel.supervisor.timers import Timers
+from fusecache.kernel.supervisor.workers import Workers
 
 _ABANDONED: Final = "the process that has the mount took it back"
 

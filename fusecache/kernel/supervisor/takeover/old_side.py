@@ -17,19 +17,19 @@ from typing import Final
 import fusecache
 from fusecache.errors import StateError
 from fusecache.kernel.channel import Message
-from fusecache.kernel.gates import Gates
-from fusecache.kernel.keeping import AGAIN_S, Keeper
 from fusecache.kernel.log import Log
-from fusecache.kernel.parts import Part
-from fusecache.kernel.polling import Step
-from fusecache.kernel.session import MountSession
 from fusecache.kernel.spec import MountSpec
-from fusecache.kernel.takeover.line import Line, LineLost, close_all
-from fusecache.kernel.takeover.messages import PROTOCOLS, refusal, text_of
-from fusecache.kernel.takeover.private_socket import PrivateSocket
-from fusecache.kernel.takeover.states import OldAction, OldCourse, OldEvent
-from fusecache.kernel.takeover.token import new_token, take_token
-from fusecache.kernel.timers import Timers
+from fusecache.kernel.supervisor.gates import Gates
+from fusecache.kernel.supervisor.keeping import AGAIN_S, Keeper
+from fusecache.kernel.supervisor.parts import Part
+from fusecache.kernel.supervisor.polling import Step
+from fusecache.kernel.supervisor.session import MountSession
+from fusecache.kernel.supervisor.takeover.line import Line, LineLost, close_all
+from fusecache.kernel.supervisor.takeover.messages import PROTOCOLS, refusal, text_of
+from fusecache.kernel.supervisor.takeover.private_socket import PrivateSocket
+from fusecache.kernel.supervisor.takeover.states import OldAction, OldCourse, OldEvent
+from fusecache.kernel.supervisor.takeover.token import new_token, take_token
+from fusecache.kernel.supervisor.timers import Timers
 
 ENDING_S: Final = 5.0
 """For the agent and the embedded server, from SIGTERM to SIGKILL."""

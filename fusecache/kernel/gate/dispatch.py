@@ -5,13 +5,13 @@ served a gate before this one gets them at once. Its answers are checked before 
 worker that sends what none may send is cut off. The supervisor is told of that, and of one that closes its socket.
 Workers' sockets never block the gate: what they do not take waits here.
 
-What is not answered KILLED_S after it came is looked at: if its caller is being killed (`kernel.callers`) it is
+What is not answered KILLED_S after it came is looked at: if its caller is being killed (`callers`) it is
 answered EINTR, so that a killed process is gone although nobody answers it. The kernel's INTERRUPT is of no use for
 that: it comes for any signal, and no program expects EINTR of a file (a stat(2) that fails looks like a missing file, a
 mapping becomes SIGBUS); and it does not come for direct reads, which wait unkillably where FUSE_ASYNC_DIO is
 negotiated.
 
-Decides by `kernel.in_flight`; takes no request from the kernel itself.
+Decides by `in_flight`; takes no request from the kernel itself.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from fusecache.kernel import wire
-from fusecache.kernel.answers import Answers
-from fusecache.kernel.callers import is_being_killed
-from fusecache.kernel.direct_reads import DirectReads
-from fusecache.kernel.gate_worker import Worker
-from fusecache.kernel.in_flight import InFlight, Load, Request
+from fusecache.kernel.gate.answers import Answers
+from fusecache.kernel.gate.callers import is_being_killed
+from fusecache.kernel.gate.direct_reads import DirectReads
+from fusecache.kernel.gate.in_flight import InFlight, Load, Request
+from fusecache.kernel.gate.opens import Opens
+from fusecache.kernel.gate.worker import Worker
 from fusecache.kernel.init_message import InitError, InitPlan, patched_answer
 from fusecache.kernel.log import Log
-from fusecache.kernel.opens import Opens
 from fusecache.kernel.reply_slots import BadToken
 
 OVERDUE_S: Final = 0.25

@@ -1,4 +1,4 @@
-"""The process between the kernel and the workers: `python -S -m fusecache.kernel.gate`, started by the supervisor.
+"""The process between the kernel and the workers: `python -S -m fusecache.kernel.gate.main`, started by the supervisor.
 
 It stands by until the supervisor's first message, `begin`, brings settings, device and table of open inodes. When it
 is not the first gate of the mount, workers come that have answered INIT already: what they still send to requests of
@@ -6,8 +6,8 @@ the gate before is dropped, and the kernel has put those requests back (or ended
 
 A request's way: the kernel's message is read from the device; FORGET and INTERRUPT are dropped; OPEN, RELEASE, FLUSH,
 IOCTL and their like are answered here where they can be (`no-open`: -ENOSYS, after which the kernel sends no more of
-them; `passthrough`: see `kernel.opens`), and so are READs of files that the gate knows (`kernel.direct_reads`);
-everything else goes to a worker with credits (`kernel.in_flight`) or waits for one. A worker's answer is checked
+them; `passthrough`: see `opens`), and so are READs of files that the gate knows (`direct_reads`);
+everything else goes to a worker with credits (`in_flight`) or waits for one. A worker's answer is checked
 (`kernel.wire`), a READ's bytes are taken from its shared slot (`kernel.reply_slots`), and the kernel gets it. When a
 worker dies, what it held goes to another one: callers see a pause, on any kernel.
 
@@ -15,7 +15,7 @@ A gate that takes over (`standby`) has workers and agent before it reads: with `
 read and not answered (`takeover.carried`), and begins. `hand_over` is the other end of that.
 
 One thread does all of this and never blocks but in epoll; notifications are written by threads of their own
-(`kernel.notifications`). It spins before it sleeps (`kernel.spin`). Standard library only.
+(`notifications`). It spins before it sleeps (`spin`). Standard library only.
 
 `status` (also for the agent, by `kernel.gate_link`): `answered` and `dispatched` (requests by opcode: answered here,
 given to a worker), `redelivered`, `poisoned`, `given_twice` (left unread by a blocked worker), `worker_deaths`,
@@ -45,23 +45,23 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from fusecache.kernel import open_table, wire
-from fusecache.kernel.answers import Answers, Unmounted
-from fusecache.kernel.backing import Backing, Registry
-from fusecache.kernel.direct_reads import DirectReads
-from fusecache.kernel.dispatch import Dispatch, WorkersFailed
-from fusecache.kernel.in_flight import Request
+from fusecache.kernel import wire
+from fusecache.kernel.gate import carried, open_table
+from fusecache.kernel.gate.answers import Answers, Unmounted
+from fusecache.kernel.gate.backing import Backing, Registry
+from fusecache.kernel.gate.direct_reads import DirectReads
+from fusecache.kernel.gate.dispatch import Dispatch, WorkersFailed
+from fusecache.kernel.gate.in_flight import Request
+from fusecache.kernel.gate.learned import LearnedFiles
+from fusecache.kernel.gate.notifications import Notifications
+from fusecache.kernel.gate.open_table import OpenTable
+from fusecache.kernel.gate.opens import EXPIRE_EVERY_S, Opens
+from fusecache.kernel.gate.spin import Spin
+from fusecache.kernel.gate.store_room import StoreRoom
 from fusecache.kernel.init_message import InitPlan
-from fusecache.kernel.learned import LearnedFiles
 from fusecache.kernel.log import Log
-from fusecache.kernel.notifications import Notifications
-from fusecache.kernel.open_table import OpenTable
-from fusecache.kernel.opens import EXPIRE_EVERY_S, Opens
 from fusecache.kernel.process_name import set_process_name
 from fusecache.kernel.reply_slots import BadSlots
-from fusecache.kernel.spin import Spin
-from fusecache.kernel.store_room import StoreRoom
-from fusecache.kernel.takeover import carried
 
 REQUEST_BUFFER_BYTES: Final = (1 << 20) + 4096
 """The kernel refuses to read into less than fuse_in_header + fuse_write_in + max_write (libfuse's is 1 MiB at most)."""
@@ -482,7 +482,7 @@ def _stand_by(control: socket.socket) -> tuple[dict[str, Any], int]:
 
 def main(arguments: list[str] | None = None, log: Callable[[str], Log] = Log) -> int:
     """Command line of the supervisor; the exit code: 0 unmounted or stopped, 1 failed."""
-    parser = argparse.ArgumentParser(prog="fusecache.kernel.gate")
+    parser = argparse.ArgumentParser(prog="fusecache.kernel.gate.main")
     parser.add_argument("--control-fd", type=int, required=True)
     parser.add_argument("--mountpoint", required=True)
     flags = parser.parse_args(arguments)

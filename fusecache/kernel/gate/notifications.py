@@ -6,7 +6,7 @@ kernel; a second one writes the notifications, one after the other. It waits for
 thread that hangs in the kernel can't be killed, and keeps the connection, with everybody who waits for it, when all
 processes are killed at that moment.
 
-Of the gate's loop they touch nothing but counters and what is made for any thread in `kernel.learned`.
+Of the gate's loop they touch nothing but counters and what is made for any thread in `learned`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from fusecache.kernel import gate_link, wire
-from fusecache.kernel.learned import LearnedFiles
+from fusecache.kernel.gate.learned import LearnedFiles
+from fusecache.kernel.gate.store_room import StoreRoom
 from fusecache.kernel.log import Log
-from fusecache.kernel.store_room import StoreRoom
 
 MOST_QUEUED: Final = 256
 """Notifications that wait; the agent's next message is then not received (its calls take longer)."""

@@ -14,9 +14,9 @@ from typing import Final
 
 from fusecache.kernel import device
 from fusecache.kernel.log import Log
-from fusecache.kernel.parts import fork_call
-from fusecache.kernel.session import MountSession
-from fusecache.kernel.timers import Timers
+from fusecache.kernel.supervisor.parts import fork_call
+from fusecache.kernel.supervisor.session import MountSession
+from fusecache.kernel.supervisor.timers import Timers
 
 BUSY_S: Final = 0.5
 BUSY_POLL_S: Final = 0.1

@@ -6,10 +6,10 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
-from fusecache.kernel.parts import Part
 from fusecache.kernel.privileges import rights_of
-from fusecache.kernel.session import MountSession
 from fusecache.kernel.spec import MountSpec
+from fusecache.kernel.supervisor.parts import Part
+from fusecache.kernel.supervisor.session import MountSession
 
 
 def describe(

@@ -10,7 +10,7 @@ import os
 import socket
 
 from fusecache.kernel import wire
-from fusecache.kernel.in_flight import Load
+from fusecache.kernel.gate.in_flight import Load
 from fusecache.kernel.offers import OfferReceiver
 from fusecache.kernel.reply_slots import GateSlots
 from fusecache.kernel.unread import has_unread

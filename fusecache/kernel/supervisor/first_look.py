@@ -13,9 +13,9 @@ import signal
 from collections.abc import Callable
 from typing import Final
 
-from fusecache.kernel.parts import Part, fork_call
-from fusecache.kernel.restart_policy import RestartPolicy
-from fusecache.kernel.timers import Timers
+from fusecache.kernel.supervisor.parts import Part, fork_call
+from fusecache.kernel.supervisor.restart_policy import RestartPolicy
+from fusecache.kernel.supervisor.timers import Timers
 
 LOOK_S: Final = 30.0
 """A mount that has not answered after this long is taken for broken."""

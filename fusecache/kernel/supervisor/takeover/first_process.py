@@ -24,12 +24,12 @@ from typing import Final, NoReturn
 
 from fusecache.errors import FusecacheError
 from fusecache.kernel.log import Log
-from fusecache.kernel.parts import keep_only
-from fusecache.kernel.polling import due
 from fusecache.kernel.process_name import set_process_name
 from fusecache.kernel.signals import Signals
 from fusecache.kernel.spec import MountSpec
-from fusecache.kernel.takeover.reloading import Reloading
+from fusecache.kernel.supervisor.parts import keep_only
+from fusecache.kernel.supervisor.polling import due
+from fusecache.kernel.supervisor.takeover.reloading import Reloading
 
 ASKED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """What may come between two programs of this process: held back until the second one listens."""
@@ -47,7 +47,14 @@ def become(spec: MountSpec, reloading: Reloading) -> NoReturn:
         os.kill(os.getpid(), signal.SIGHUP)
     spec_fd = spec.to_memfd()
     kept = [spec_fd, spec.command_fd]
-    command = [sys.executable, "-S", "-m", "fusecache.kernel.takeover.first_process", "--spec-fd", str(spec_fd)]
+    command = [
+        sys.executable,
+        "-S",
+        "-m",
+        "fusecache.kernel.supervisor.takeover.first_process",
+        "--spec-fd",
+        str(spec_fd),
+    ]
     command += ["--serving-pid", str(reloading.successor.pid)]
     if reloading.report_fd is not None:
         kept.append(reloading.report_fd)
@@ -69,7 +76,7 @@ class FirstProcess:
         self._ends_by: signal.Signals | None = None
         """What the one that has the mount is told when the one that was about to take it over has ended."""
 
-        log = Log("fusecache.kernel.takeover.first_process", spec.log_level)
+        log = Log("fusecache.kernel.supervisor.takeover.first_process", spec.log_level)
         self._reloading = Reloading(spec, log, self._has_next)
         self._reloading.watch(serving_pid, report_fd)
         self._signals = Signals((signal.SIGCHLD, *ASKED))
@@ -139,7 +146,7 @@ class FirstProcess:
 
 def main(arguments: Sequence[str]) -> int:
     """Stand for the mount whose specification is in the memfd `--spec-fd`; the exit code."""
-    parser = argparse.ArgumentParser(prog="fusecache.kernel.takeover.first_process")
+    parser = argparse.ArgumentParser(prog="fusecache.kernel.supervisor.takeover.first_process")
     parser.add_argument("--spec-fd", type=int, required=True)
     parser.add_argument("--serving-pid", type=int, required=True)
     parser.add_argument("--report-fd", type=int)
