@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
+import itertools
 import json
 import os
 import resource
@@ -21,6 +22,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +45,7 @@ from fusecache.daemon.metadata_service import MetadataService
 from fusecache.daemon.mount_core import Cluster, MountCore, build_info, only_error
 from fusecache.daemon.open_mode_choice import SampledFile
 from fusecache.daemon.supervisor_link import SupervisorLink
-from fusecache.errors import UNEXPECTED, FusecacheError, MountError, ProtocolError, Unavailable, told
+from fusecache.errors import UNEXPECTED, FusecacheError, MountError, ProtocolError, StateError, Unavailable, told
 from fusecache.fs.invalidation import Push
 from fusecache.kernel.gate_link import GateLink
 from fusecache.kernel.process_name import set_process_name
@@ -60,6 +62,9 @@ LOOK_MARGIN_S = 5.0
 
 MAX_SERVED = 100_000
 """Blocks to be touched that are remembered."""
+
+ADDRESS_AGAIN_S = 10.0
+"""Between tries to listen at `metrics_address`, which somebody else has."""
 
 FOLDER_QUESTIONS = 8
 """Blocks of the sample for which a block worker is asked where they lie; one answer is enough."""
@@ -113,14 +118,16 @@ class Agent(MountCore):
             },
         )
 
-    async def serve(self, open_mode: str, ready: ReadyPipe, announcement: str) -> None:
-        """Until the supervisor is gone. `open_mode` "auto" = choose."""
+    async def serve(self, open_mode: str, ready: ReadyPipe, announcement: str, *, first: bool) -> None:
+        """Until the supervisor is gone. `open_mode` "auto" = choose. `first`: of this mount, so that whatever is wrong
+        is an error of its start."""
         try:
             async with trio.open_nursery() as nursery:
                 said, heard = trio.open_memory_channel[dict[str, Any]](8)
                 nursery.start_soon(self._supervisor.listen, said)
                 await self.prepare(nursery)
                 await nursery.start(self._service.run)
+                await nursery.start(self._serve_status, first)
                 if open_mode == "auto":
                     open_mode, self._why = open_mode_choice.choose(await self._sample())
                 prepared = {"open_mode": open_mode, "why": self._why, "cluster_id": self.identity.cluster_id}
@@ -132,7 +139,7 @@ class Agent(MountCore):
                             raise ProtocolError("the supervisor sent no control socket")
                         mounted = mountpoints.find_mount(self.plan.mountpoint)
                         await self.run(nursery, mounted, self._supervisor.control)
-                        nursery.start_soon(self._announce, ready, announcement, nursery)
+                        nursery.start_soon(self._announce, ready, announcement)
                 nursery.cancel_scope.cancel()
         except BaseExceptionGroup as group:
             raise only_error(group) from group
@@ -171,7 +178,7 @@ class Agent(MountCore):
         await super().set_log_level(level)
         await self._service.set_log_level(level)
 
-    async def _announce(self, ready: ReadyPipe, announcement: str, nursery: trio.Nursery) -> None:
+    async def _announce(self, ready: ReadyPipe, announcement: str) -> None:
         def say() -> None:
             if announcement:
                 print(announcement, flush=True)
@@ -179,19 +186,31 @@ class Agent(MountCore):
 
         await self.announce(say)
         self._supervisor.say_now({"kind": "ready"})
-        settings = self.plan.settings
-        if settings.metrics_address is not None:
-            nursery.start_soon(self._serve_status)
 
-    async def _serve_status(self) -> None:
-        """/metrics and health; scraped from a thread, which asks the loop."""
+    async def _serve_status(self, first: bool, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """/metrics and health; scraped from a thread, which asks the loop.
+
+        StateError when the address can't be had, for the first agent. A later one has more to do than that: it tries
+        again from time to time.
+        """
         token = trio.lowlevel.current_trio_token()
 
         def exposition() -> str:
             return trio.from_thread.run(self.measure, trio_token=token).exposition()
 
-        with self.status_server(self.plan.settings, exposition):
-            await trio.sleep_forever()
+        for attempt in itertools.count():
+            try:
+                with self.status_server(self.plan.settings, exposition):
+                    if attempt == 0:
+                        task_status.started()
+                    await trio.sleep_forever()
+            except StateError as failure:
+                if first:
+                    raise
+                log.warning("status is not served over HTTP now", reason=str(failure), again_in_s=ADDRESS_AGAIN_S)
+            if attempt == 0:
+                task_status.started()
+            await trio.sleep(ADDRESS_AGAIN_S)
 
     def _push(self, push: Push) -> None:
         """In the invalidator's thread."""
@@ -330,7 +349,8 @@ def main(arguments: Sequence[str]) -> int:
                 clock=clock,
             )
             first = flags.ready_fd is not None
-            trio.run(agent.serve, flags.open_mode, ReadyPipe(flags.ready_fd), flags.announcement if first else "")
+            serve = partial(agent.serve, first=first)
+            trio.run(serve, flags.open_mode, ReadyPipe(flags.ready_fd), flags.announcement if first else "")
     except FusecacheError as failure:
         supervisor.say_now({"kind": "failed", "exit_code": failure.exit_code, "text": told(failure)})
         return failure.exit_code

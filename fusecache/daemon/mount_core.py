@@ -166,6 +166,7 @@ class MountCore:
         Raises UsageError (no such folder, a file) and what Alluxio says.
         """
         self._nursery = nursery
+        nursery.start_soon(self._tick)
         nursery.start_soon(self._close_client_at_the_end)
         await nursery.start(self.tree.run)
         path = self.plan.path.decode("utf-8", "replace")
@@ -182,7 +183,6 @@ class MountCore:
         self.device = mounted.device if mounted is not None else ""
         self.invalidator.start()
         nursery.start_soon(self.upkeep.run)
-        nursery.start_soon(self._tick)
         await nursery.start(self.control.run, listener)
         if self.plan.report_interval_s is not None:
             nursery.start_soon(self.dataset_bytes.run)
