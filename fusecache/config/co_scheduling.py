@@ -7,27 +7,50 @@ FUSECACHE_PLACEMENT_<KEY>. Without `controller:` a node reports nothing.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import AfterValidator, Field
 
 from fusecache.config.settings import AbsolutePath, FrozenModel, ListenAddress, Seconds
+from fusecache.config.source import parse_host_port
 
 CONTROLLER_PORT = 19465
 """Where the controller listens unless told otherwise."""
 
-NODE_NAME_PATTERN = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
 
-NodeName = Annotated[str, StringConstraints(pattern=NODE_NAME_PATTERN, max_length=253)]
-"""As Kubernetes names nodes: a DNS subdomain."""
+def is_node_name(text: str) -> bool:
+    """Whether Kubernetes may name a node so: a DNS subdomain."""
+    return len(text) <= 253 and re.fullmatch(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", text) is not None
 
-DnsLabel = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=63)]
+
+def _node_name(value: str) -> str:
+    if not is_node_name(value):
+        raise ValueError("must be the name of a Kubernetes Node: up to 253 of a-z, 0-9, `-` and `.`")
+    return value
+
+
+def _label(value: str) -> str:
+    if len(value) > 63 or not re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", value):
+        raise ValueError("must be a name as Kubernetes has them: up to 63 of a-z, 0-9 and `-`")
+    return value
+
+
+def _target(value: str) -> str:
+    parse_host_port(value, default_port=None)
+    return value
+
+
+NodeName = Annotated[str, AfterValidator(_node_name)]
+DnsLabel = Annotated[str, AfterValidator(_label)]
+Target = Annotated[str, AfterValidator(_target)]
+"""host:port to connect to."""
 
 
 class ControllerLink(FrozenModel):
     """`controller:`: where a node reports to, and as whom."""
 
-    address: ListenAddress = Field(description=f"host:port of the controller's gRPC server (port {CONTROLLER_PORT}).")
+    address: Target = Field(description=f"host:port of the controller's gRPC server (port {CONTROLLER_PORT}).")
     report_interval_s: Seconds = Field(
         default=5.0,
         ge=0.1,

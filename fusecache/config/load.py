@@ -13,7 +13,7 @@ line: where, the key, the value, what is allowed. Nothing here touches the netwo
 from __future__ import annotations
 
 import difflib
-import os
+import json
 import re
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from fusecache.config.co_scheduling import ControllerLink, PlacementConfig
 from fusecache.config.settings import (
@@ -36,9 +37,11 @@ from fusecache.config.source import (
     AlluxioSource,
     ClusterSource,
     FolderSource,
+    absolute,
     check_folder,
     parse_source,
 )
+from fusecache.config.units import value_with_unit
 from fusecache.errors import UsageError
 
 PREFIX = "FUSECACHE_"
@@ -64,6 +67,22 @@ _LIST_KEYS = ("tier_folders", "node_hosts")
 _FOREIGN_VARIABLE = re.compile(
     r"FUSECACHE_(TEST_.*|(.*_)?SERVICE_(HOST|PORT)(_.*)?|(.*_)?PORT(_[0-9]+_(TCP|UDP|SCTP)(_.*)?)?)"
 )
+
+_MUST_BE = {
+    **dict.fromkeys(("int_type", "int_parsing", "int_parsing_size", "int_from_float"), "a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing", "finite_number"), "a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
+    **dict.fromkeys(("tuple_type", "list_type"), "a list"),
+    "dict_type": "a mapping of names to numbers",
+    "string_type": "a text",
+    "path_type": "a path",
+    "too_short": "a list of at least one",
+    "string_too_short": "a text that is not empty",
+}
+"""pydantic's kinds of errors, by what they ask for."""
+_LIMITS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
+_LAYERS = {"--{}": "flags", PREFIX + "{}": "environment"}
+"""What an error is blamed on that several keys make together."""
 
 Model = TypeVar("Model", bound=BaseModel)
 Origins = dict[str, str]
@@ -97,11 +116,14 @@ class Configuration:
 
     def plan_of(self, mount: MountConfig) -> MountPlan:
         """The plan of one entry of `mounts:`. UsageError when its source can't be used."""
-        return self._plan(mount.source, mount.mountpoint, self.settings_of(mount)[0])
+        try:
+            return self._plan(mount.source, mount.mountpoint, self.settings_of(mount)[0])
+        except UsageError as wrong:
+            raise UsageError(f"{self.file}: mount {mount.mountpoint}: {wrong}") from None
 
     def plan(self, source_text: str, mountpoint: Path) -> MountPlan:
         """The plan of a mount from the command line. UsageError when the source can't be used."""
-        return self._plan(source_text, Path(os.path.abspath(mountpoint)), self.settings)
+        return self._plan(source_text, Path(absolute(mountpoint)), self.settings)
 
     def resolve(self, source_text: str) -> tuple[ClusterConfig | None, Path | None, bytes]:
         """(cluster, folder, Alluxio path) of a SOURCE: cluster or folder is None. UsageError when it can't be used."""
@@ -261,32 +283,44 @@ def _validated(
     origin = (origins or {}).get(key, origin)
     name = "".join(part if part.startswith("[") else f".{part}" for part in where).removeprefix(".")
     value: Any = values.get(key)
-    context = first.get("ctx", {})
-    match first["type"]:
-        case "missing":
-            raise UsageError(f"{origin}: {name} is missing")
-        case "extra_forbidden":
-            raise UsageError(_unknown_key(key, tuple(model.model_fields), origin))
-        case "value_error":
-            text = str(context.get("error", first["msg"]))
-        case "literal_error":
-            text = f"allowed: {context['expected']}"
-        case _:
-            text = first["msg"].replace("Input should", "must")
+    if first["type"] == "missing":
+        raise UsageError(f"{origin}: {name} is missing")
+    if first["type"] == "extra_forbidden":
+        raise UsageError(_unknown_key(key, tuple(model.model_fields), origin))
+    text = _allowed(first, key)
     if not name:
-        raise UsageError(f"{origin}: {text}")
+        raise UsageError(f"{_LAYERS.get(origin, origin)}: {text}")
+    if origins and key in origins:
+        raise UsageError(f"{origin} {_shown(value)}: {text}")
     if _by_key(origin):
         raise UsageError(f"{_origin_text(origin, key)} {_shown(value)}: {text}")
     raise UsageError(f"{origin}: {name}: {_shown(value)}: {text}")
 
 
+def _allowed(error: ErrorDetails, key: str) -> str:
+    """What the value of `key` must be, in our words instead of pydantic's."""
+    context = error.get("ctx", {})
+    kind = error["type"]
+    if kind in _MUST_BE:
+        return f"must be {_MUST_BE[kind]}"
+    for limit, words in _LIMITS.items():
+        if limit in context and kind.startswith(("greater", "less")):
+            return f"must be {words} {value_with_unit(key, context[limit])}"
+    if kind == "value_error":
+        return str(context.get("error", error["msg"]))
+    if kind == "literal_error":
+        return f"allowed: {context['expected']}"
+    return error["msg"].replace("Input should", "must")
+
+
 def _shown(value: Any) -> str:
-    text = repr(value)
+    """As it stands in the file, where YAML's words are not Python's."""
+    text = json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
     return text if len(text) <= 120 else text[:117] + "..."
 
 
 def _unknown_key(key: str, allowed: tuple[str, ...], where: str) -> str:
-    near = difflib.get_close_matches(key, allowed, n=1)
+    near = [name for name in allowed if name.lower() == key.lower()] or difflib.get_close_matches(key, allowed, n=1)
     hint = f"did you mean {near[0]!r}?" if near else "`fusecache config show` lists all keys"
     return f"{where}: unknown key {key!r}; {hint}"
 
@@ -350,7 +384,15 @@ def _mounts(value: Any, where: str) -> tuple[MountConfig, ...]:
                 raise UsageError(f"{place}: {key}: {text!r}: must be an absolute path in a file")
         overrides = {key: entry[key] for key in entry if key in Settings.model_fields}
         split.append({**own, "overrides": overrides})
-    return _entries(MountConfig, split, f"{where}: mounts", "mountpoint")
+    mounts = _entries(MountConfig, split, f"{where}: mounts", "mountpoint")
+    for position, mount in enumerate(mounts):
+        for other in mounts:
+            if other.mountpoint in mount.mountpoint.parents:
+                raise UsageError(
+                    f"{where}: mounts[{position}]: mountpoint {str(mount.mountpoint)!r} lies below another one, "
+                    f"{str(other.mountpoint)!r}, which is read-only once it is mounted; give a folder beside it"
+                )
+    return mounts
 
 
 def _mapping(
@@ -414,7 +456,9 @@ def _unique_mapping(loader: _StrictLoader, node: yaml.MappingNode) -> dict[Hasha
     values: dict[Hashable, Any] = {}
     for key_node, value_node in node.value:
         key = loader.construct_object(key_node, deep=True)
-        if not isinstance(key, Hashable) or key in values:
+        if not isinstance(key, Hashable):
+            raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is no text", key_node.start_mark)
+        if key in values:
             raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", key_node.start_mark)
         values[key] = loader.construct_object(value_node, deep=True)
     return values
@@ -441,7 +485,10 @@ def _read(file: Path) -> dict[str, Any]:
     except yaml.MarkedYAMLError as failure:
         mark = failure.problem_mark
         line = f", line {mark.line + 1}" if mark else ""
-        raise UsageError(f"{file}{line}: {failure.problem or 'not YAML'}") from None
+        problem = failure.problem or "not YAML"
+        if failure.context and problem.startswith("but "):
+            problem = f"{failure.context}, {problem}"
+        raise UsageError(f"{file}{line}: {problem}") from None
     except yaml.YAMLError as failure:
         raise UsageError(f"{file}: not YAML: {' '.join(str(failure).split())}") from None
     if document is None:

@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 
 from fusecache.config.co_scheduling import ControllerLink, PlacementConfig
 from fusecache.config.settings import ClusterConfig, DatasetConfig, MountConfig, Settings
-from fusecache.config.units import format_duration, format_size
+from fusecache.config.units import value_with_unit
 from fusecache.errors import UsageError
 from fusecache.metrics import METRICS
 
@@ -48,17 +48,7 @@ def value_text(key: str, value: Any) -> str:
         return ",".join(map(str, pairs))
     if value in ((), {}):
         return "empty"
-    return _with_unit(key, value)
-
-
-def _with_unit(key: str, value: Any) -> str:
-    if key.endswith("_bytes"):
-        return format_size(value)
-    if key == "mode_mask":
-        return f"0{value:o}"
-    if key.endswith("_s") and not key.endswith("_per_s") and value > 0:
-        return format_duration(value)
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return value_with_unit(key, value)
 
 
 def settings_table() -> str:

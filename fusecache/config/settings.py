@@ -11,12 +11,13 @@ Nothing here reads a file, the environment or argv (`config.load` does) and noth
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-from fusecache.config.source import parse_host_port
+from fusecache.config.source import absolute, parse_host_port
 from fusecache.config.units import parse_duration, parse_mode, parse_size
 
 KIB = 1 << 10
@@ -31,7 +32,7 @@ def _no_bool(value: Any) -> Any:
 
 
 def _absolute(value: Path) -> Path:
-    return Path(os.path.abspath(value.expanduser()))
+    return Path(absolute(value.expanduser()))
 
 
 def _host_port(value: str) -> str:
@@ -44,6 +45,13 @@ def _listen_address(value: str) -> str:
     return value
 
 
+def _name(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", value):
+        raise ValueError("must be 1 to 63 of letters, digits, `_`, `.` and `-`, the first a letter or digit")
+    return value
+
+
+Name = Annotated[str, AfterValidator(_name)]
 Seconds = Annotated[float, BeforeValidator(parse_duration), Field(ge=0, le=10 * 365 * 86400)]
 Size = Annotated[int, BeforeValidator(parse_size)]
 Count = Annotated[int, BeforeValidator(_no_bool)]
@@ -323,7 +331,7 @@ class Settings(FrozenModel):
 class ClusterConfig(FrozenModel):
     """How to reach one Alluxio cluster, and as whom."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$", description="Name used in CLUSTER:/path.")
+    name: Name = Field(description="Name used in CLUSTER:/path.")
     masters: tuple[HostPort, ...] = Field(
         min_length=1, description="host:port of every master (port 19998 if left out)."
     )
@@ -372,7 +380,7 @@ class ClusterConfig(FrozenModel):
 class DatasetConfig(FrozenModel):
     """A named folder with its own freshness."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$", description="Name of the data set.")
+    name: Name = Field(description="Name of the data set.")
     path: str = Field(description="CLUSTER:/path of its folder.")
     immutable: bool | None = Field(default=None, description="As the setting, for this folder.")
     refresh_s: Seconds | None = Field(default=None, description="As the setting, for this folder.")

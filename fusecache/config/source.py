@@ -99,25 +99,41 @@ def normal_path(text: str, whole: str) -> bytes:
     return b"/" + b"/".join(parts)
 
 
-def check_folder(folder: Path) -> None:
-    """Check that a folder can be served. UsageError names it: missing, a file, unreadable."""
+def folder_here(relative: str | Path) -> str:
+    """The folder that this process is in, where the name `relative` begins. UsageError when it was removed."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise UsageError(
+            f"{str(relative)!r} is relative, and the folder that the command is in was removed; give an absolute path"
+        ) from None
+
+
+def absolute(path: str | Path) -> str:
+    """As os.path.abspath. UsageError when `path` is relative and the folder that this process is in was removed."""
+    return os.path.normpath(path if os.path.isabs(path) else os.path.join(folder_here(path), path))
+
+
+def check_folder(folder: Path, name: str = "SOURCE") -> None:
+    """Check that a folder can be served. UsageError names it, the argument `name`: missing, a file, unreadable."""
     try:
         mode = folder.stat().st_mode
         if not stat.S_ISDIR(mode):
-            raise UsageError(f"SOURCE {str(folder)!r} is not a folder; give the folder that holds it")
+            raise UsageError(f"{name} {str(folder)!r} is not a folder; give the folder that holds it")
         os.scandir(folder).close()
     except FileNotFoundError:
         raise UsageError(
-            f"SOURCE {str(folder)!r} does not exist; give a folder that does, or alluxio://HOST:19998/PATH"
+            f"{name} {str(folder)!r} does not exist; give a folder that does"
+            + (", or alluxio://HOST:19998/PATH" if name == "SOURCE" else "")
         ) from None
     except PermissionError:
         raise UsageError(
-            f"SOURCE {str(folder)!r} is not readable; allow this user to read it, or run as its owner"
+            f"{name} {str(folder)!r} is not readable; allow this user to read it, or run as its owner"
         ) from None
     except OSError as failure:
-        raise UsageError(f"SOURCE {str(folder)!r} can't be used: {failure.strerror}") from None
+        raise UsageError(f"{name} {str(folder)!r} can't be used: {failure.strerror}") from None
     if not os.access(folder, os.R_OK | os.X_OK):
-        raise UsageError(f"SOURCE {str(folder)!r} is not readable; allow this user to read it, or run as its owner")
+        raise UsageError(f"{name} {str(folder)!r} is not readable; allow this user to read it, or run as its owner")
 
 
 def _parse_url(text: str) -> AlluxioSource:
@@ -147,4 +163,4 @@ def _parse_url(text: str) -> AlluxioSource:
 
 
 def _folder_path(text: str) -> Path:
-    return Path(os.path.abspath(os.path.expanduser(text)))
+    return Path(absolute(os.path.expanduser(text)))

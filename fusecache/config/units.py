@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from typing import Any
 
 _NUMBER_AND_UNIT = re.compile(r"\s*([+-]?\d+(?:\.\d+)?|[+-]?\.\d+)\s*([A-Za-z]*)\s*", re.ASCII)
 
@@ -75,6 +76,17 @@ def format_duration(duration_s: float) -> str:
     if duration_s > 0 and (duration_s * 1000) == int(duration_s * 1000):
         return f"{int(duration_s * 1000)}ms"
     return f"{duration_s:g}"
+
+
+def value_with_unit(key: str, value: Any) -> str:
+    """A setting's number as people write it: 4194304 of a `_bytes` key -> 4MiB."""
+    if key.endswith("_bytes"):
+        return format_size(value)
+    if key == "mode_mask":
+        return f"0{value:o}"
+    if key.endswith("_s") and not key.endswith("_per_s") and value > 0:
+        return format_duration(value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def approximate_size(size_bytes: float) -> str:

@@ -84,6 +84,8 @@ class KubeApi:
     async def connect(cls, kubeconfig: Path | None, metrics: Metrics) -> KubeApi:
         """Read credentials; no call yet. UsageError when there are none."""
         configuration = Configuration()
+        if kubeconfig is not None:
+            _check_readable(kubeconfig)
         try:
             if kubeconfig is not None:
                 await load_kube_config(
@@ -246,6 +248,14 @@ def _error(status: int, text: str, method: str, path: str) -> CoSchedulingError:
             return WatchExpired(message)
         case _:
             return ApiUnavailable(message)
+
+
+def _check_readable(kubeconfig: Path) -> None:
+    """The client says of a file that is not there that it lacks a key. UsageError."""
+    try:
+        kubeconfig.open("rb").close()
+    except OSError as failure:
+        raise UsageError(f"kubeconfig {str(kubeconfig)!r} can't be read: {failure.strerror}") from None
 
 
 def _why(failure: BaseException) -> str:

@@ -9,14 +9,13 @@ otherwise.
 from __future__ import annotations
 
 import random
-import re
 import secrets
 import socket
 from collections.abc import Sequence
 
 import fusecache
 from fusecache.clock import SystemClock
-from fusecache.config.co_scheduling import NODE_NAME_PATTERN, ControllerLink
+from fusecache.config.co_scheduling import ControllerLink, is_node_name
 from fusecache.daemon.mount_process import MountProcess
 from fusecache.daemon.node_holdings import NodeHoldings
 from fusecache.errors import UsageError
@@ -96,7 +95,7 @@ def node_name_of(link: ControllerLink, host_name: str) -> str:
     if link.node_name is not None:
         return link.node_name
     name = host_name.lower()
-    if not re.fullmatch(NODE_NAME_PATTERN, name) or len(name) > 253:
+    if not is_node_name(name):
         raise UsageError(
             f"controller: the host's name {host_name!r} can't be a Kubernetes node's; give node_name (or "
             "FUSECACHE_CONTROLLER_NODE_NAME)"

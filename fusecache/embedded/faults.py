@@ -239,7 +239,8 @@ class FaultPlan:
         try:
             return cls.from_yaml(path.read_text())
         except (OSError, UnicodeDecodeError) as exc:
-            raise UsageError(f"fault plan {str(path)!r} can't be read: {exc}") from exc
+            why = exc.strerror if isinstance(exc, OSError) else "it is not UTF-8"
+            raise UsageError(f"fault plan {str(path)!r} can't be read: {why}") from exc
         except UsageError as exc:
             raise UsageError(f"{path}: {exc}") from exc
 

@@ -56,8 +56,13 @@ def test_variables_of_a_kubernetes_service_are_not_ours() -> None:
         ("controller: {}\n", "controller: address is missing"),
         ("controller: {address: nowhere}\n", "controller: address: 'nowhere'"),
         ("controller: {address: 'c:1', adress: 'c:2'}\n", "did you mean 'address'"),
-        ("controller: {address: 'c:1', report_interval_s: 0}\n", "report_interval_s: 0"),
-        ("controller: {address: 'c:1', node_name: 'Node_1'}\n", "node_name: 'Node_1'"),
+        ("controller: {address: 'c:1', report_interval_s: 0}\n", "report_interval_s: 0: must be at least 100ms"),
+        ("controller: {address: 'c:0'}\n", "'0' in 'c:0' is not a port; allowed: 1 to 65535"),
+        (
+            "controller: {address: 'c:1', node_name: 'Node_1'}\n",
+            "node_name: 'Node_1': must be the name of a Kubernetes Node",
+        ),
+        ("placement: {namespace: 'A B'}\n", "namespace: 'A B': must be a name as Kubernetes has them"),
         ("placement: {default_placement: always}\n", "allowed: 'prefer' or 'require'"),
         ("placement: {lease_duration_s: 1}\n", "lease_duration_s: 1"),
     ],
@@ -70,7 +75,7 @@ def test_section_that_is_wrong_names_key_value_and_what_is_allowed(tmp_path: Pat
 
 
 def test_controller_variable_that_is_wrong_is_named() -> None:
-    with pytest.raises(UsageError, match=r"FUSECACHE_PLACEMENT_DEFAULT_PLACEMENT.*'maybe'"):
+    with pytest.raises(UsageError, match=r"^FUSECACHE_PLACEMENT_DEFAULT_PLACEMENT 'maybe': allowed"):
         load(None, {"FUSECACHE_PLACEMENT_DEFAULT_PLACEMENT": "maybe"}, {})
 
 

@@ -137,9 +137,24 @@ WRONG_FILES = [
     ("refesh_s: 1", ["'refesh_s'", "did you mean 'refresh_s'"]),
     ("zzz: 1", ["'zzz'", "config show"]),
     ("refresh_s: soon", ["refresh_s", "'soon'", "ms, s, m, h, d"]),
-    ("refresh_s: true", ["refresh_s", "True", "seconds"]),
+    ("refresh_s: true", ["refresh_s", "true", "seconds"]),
     ("refresh_s: .inf", ["refresh_s", "inf"]),
-    ("fetch_bytes: 3", ["fetch_bytes", "3", "65536"]),
+    ("fetch_bytes: 3", ["fetch_bytes", "3", "at least 64KiB"]),
+    ("fetch_bytes: 2TiB", ["fetch_bytes: '2TiB': must be at most 1GiB"]),
+    ("refresh_s:", ["refresh_s: null: not a duration"]),
+    ("silent_s: 2h", ["silent_s: '2h': must be at most 1h"]),
+    ("workers: 2.5", ["workers: 2.5: must be a whole number"]),
+    ("workers: two", ["workers: 'two': must be a whole number"]),
+    ("Workers: 2", ["'Workers'", "did you mean 'workers'"]),
+    ("immutable: 2", ["immutable: 2: must be true or false"]),
+    ("state_dir: 3", ["state_dir: 3: must be a path"]),
+    ("metrics_address: 9464", ["metrics_address: 9464: must be a text"]),
+    ("owner_map: [a]", ["owner_map: ['a']: must be a mapping of names to numbers"]),
+    ("mode_mask: 7777", ["mode_mask: '7777': must be at most 0777"]),
+    ("uid: 99999999999", ["uid: 99999999999: must be less than 4294967295"]),
+    ("touch_calls_per_s: 0", ["touch_calls_per_s: 0: must be more than 0"]),
+    ("{? {a: 1} : 2}", ["line 1", "key {'a': 1} is no text"]),
+    ("a: 1\n---\nb: 2", ["line 2", "expected a single document in the stream, but found another document"]),
     ("fetch_bytes: 4M", ["fetch_bytes", "'4M'", "MiB"]),
     ("read_type: ufs", ["read_type", "'ufs'", "'cache' or 'no_cache'"]),
     ("mode_mask: 999", ["mode_mask", "'999'", "octal"]),
@@ -157,10 +172,13 @@ WRONG_FILES = [
     ("mounts: [{source: /a, mountpoint: /m, refresh: 1}]", ["mounts[0]", "'refresh'", "did you mean 'refresh_s'"]),
     ("mounts: [{source: /a, mountpoint: /m, refresh_s: x}]", ["mount /m", "refresh_s", "'x'"]),
     ("mounts: [{source: /a, mountpoint: /m}, {source: /b, mountpoint: /m}]", ["mounts[1]", "'/m'", "twice"]),
+    ("mounts: [{source: /a, mountpoint: /m/x}, {source: /b, mountpoint: /m}]", ["mounts[0]", "'/m/x' lies below"]),
     ("clusters: [{name: a}]", ["clusters[0]", "masters is missing"]),
-    ("clusters: [{name: a, masters: []}]", ["clusters[0]", "masters", "at least 1"]),
+    ("clusters: [{name: a, masters: []}]", ["clusters[0]", "masters: []: must be a list of at least one"]),
     ("clusters: [{name: a, masters: ['m:99999']}]", ["clusters[0]", "'99999'", "65535"]),
-    ("clusters: [{name: a b, masters: [m]}]", ["clusters[0]", "name", "'a b'"]),
+    ("clusters: [{name: a b, masters: [m]}]", ["clusters[0]", "name", "'a b': must be 1 to 63 of letters"]),
+    ("clusters: [{name: a, masters: m}]", ["clusters[0]", "masters: 'm': must be a list"]),
+    ("clusters: [{name: a, masters: [m], user: ''}]", ["clusters[0]", "user: '': must be a text that is not empty"]),
     ("clusters: [{name: a, masters: [m], auth: kerberos}]", ["auth", "'kerberos'", "'nosasl'"]),
     ("clusters: [{name: a, masters: [m], tls_key_file: /k}]", ["belong together"]),
     ("clusters: [{name: a, masters: [m]}, {name: a, masters: [n]}]", ["clusters[1]", "'a'", "twice"]),
@@ -198,6 +216,25 @@ def test_load_file_that_is_not_utf8_is_named(tmp_path: Path) -> None:
 def test_load_unknown_variable_is_an_error(variable: str) -> None:
     with pytest.raises(UsageError, match=f"unknown variable '{variable}'"):
         load(None, {variable: "1"}, {})
+
+
+def test_load_variable_in_small_letters_is_told_how_it_is_written() -> None:
+    with pytest.raises(UsageError, match="'FUSECACHE_refresh_s'; did you mean 'FUSECACHE_REFRESH_S'"):
+        load(None, {"FUSECACHE_refresh_s": "1"}, {})
+
+
+def test_plan_wrong_source_of_a_mount_is_told_with_its_file_and_mount(tmp_path: Path) -> None:
+    file = config_file(tmp_path, "mounts: [{source: /no/such, mountpoint: /m}]")
+    configuration = load(file, {}, {})
+    with pytest.raises(UsageError, match=f"^{file}: mount /m: SOURCE '/no/such' does not exist"):
+        configuration.plan_of(configuration.mounts[0])
+
+
+def test_plan_keys_that_belong_together_are_blamed_on_the_flags() -> None:
+    with pytest.raises(UsageError, match=r"^flags: tls_cert_file and tls_key_file belong together"):
+        load(None, {}, {"tls_cert_file": "/c"}).plan("alluxio://m/x", Path("/m"))
+    with pytest.raises(UsageError, match=r"^environment: tls_cert_file and tls_key_file belong together"):
+        load(None, {"FUSECACHE_TLS_KEY_FILE": "/k"}, {}).plan("alluxio://m/x", Path("/m"))
 
 
 @pytest.mark.parametrize(

@@ -195,3 +195,8 @@ def test_without_credentials_it_says_what_to_give(tmp_path: Path) -> None:
     done = fusecache("controller", state=tmp_path)
     assert "not in a pod" in error_line(done, 2)
     assert "give --kubeconfig FILE" in done.stderr
+
+
+def test_kubeconfig_that_is_not_there_is_named(tmp_path: Path) -> None:
+    line = error_line(fusecache("controller", "--kubeconfig", "/no/such", state=tmp_path), 2)
+    assert line == "fusecache: kubeconfig '/no/such' can't be read: No such file or directory"
