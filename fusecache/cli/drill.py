@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from fusecache.cli.arguments import PathName
 from fusecache.cli.options import Common, everywhere, print_json, setting_flags
 from fusecache.cli.tables import print_table
 from fusecache.errors import MountError
@@ -15,7 +16,7 @@ PARTS = ("worker", "agent", "gate")
 
 
 @click.command(short_help="Kill a mount's own processes while reading, and show that nothing was noticed.")
-@click.argument("mountpoint", type=click.Path(path_type=Path))
+@click.argument("mountpoint", type=PathName("dir"))
 @click.option(
     "--part",
     "parts",
@@ -25,7 +26,13 @@ PARTS = ("worker", "agent", "gate")
     show_default=True,
     help="Which processes are killed; may be given several times.",
 )
-@click.option("--kills", type=click.IntRange(1, 1000), default=4, show_default=True, help="How many, one by one.")
+@click.option(
+    "--kills",
+    type=click.IntRange(1, 1000),
+    default=4,
+    show_default=True,
+    help="How many, one by one; kinds take turns.",
+)
 @setting_flags(("runtime_dir",))
 @everywhere
 def drill(mountpoint: Path, parts: tuple[str, ...], kills: int, common: Common, flags: dict[str, object]) -> None:

@@ -15,6 +15,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -74,7 +75,8 @@ Ask = Callable[[], dict[str, Any]]
 
 
 def run(mountpoint: Path, ask: Ask, parts: Sequence[str], kills: int, on_kill: Callable[[Kill], None]) -> Report:
-    """Kill `parts` (`worker`: each in turn) one after the other, `kills` in all, while reading files of the mount.
+    """Kill `parts` (`worker`: each in turn) one after the other, one of each kind and then again, `kills` in all, while
+    reading files of the mount.
 
     Raises UsageError for a mount without such parts or files, MountError when one can't be killed or does not come
     back.
@@ -106,7 +108,9 @@ def _victims(status: dict[str, Any], wanted: Sequence[str]) -> list[str]:
             "the mount is served by one process (open_mode classic), which nothing outlives: a drill needs open_mode "
             "no-open or passthrough"
         )
-    victims = [name for part in wanted for name in names if name.split()[0] == part]
+    kinds = [[name for name in names if name.split()[0] == part] for part in wanted]
+    # One of each kind first, so that few kills meet all that were asked for.
+    victims = [name for one_each in zip_longest(*kinds) for name in one_each if name is not None]
     if not victims:
         raise UsageError(f"the mount has no part called {', '.join(wanted)}; it has {', '.join(names)}")
     return victims

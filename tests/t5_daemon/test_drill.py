@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,21 @@ def test_drill_needs_files_and_known_parts(tmp_path: Path) -> None:
         drill.run(tmp_path, lambda: status, ["worker"], 1, lambda kill: None)
     with pytest.raises(UsageError, match="no file that can be read"):
         drill.run(tmp_path, lambda: status, ["gate"], 1, lambda kill: None)
+
+
+def test_drill_kills_one_of_each_kind_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["supervisor", "gate", "agent", "worker 0", "worker 1"]
+    killed: list[str] = []
+
+    def kill(mountpoint: Path, ask: drill.Ask, name: str) -> drill.Kill:
+        killed.append(name)
+        return drill.Kill(name, 1, time.monotonic(), 0.0)
+
+    monkeypatch.setattr(drill, "BETWEEN_S", 0.0)
+    monkeypatch.setattr(drill, "_kill", kill)
+    status = {"parts": [{"name": name, "pid": 1, "ready": True} for name in names]}
+    drill.run(source_of(tmp_path), lambda: status, ["worker", "agent", "gate"], 5, lambda kill: None)
+    assert killed == ["worker 0", "agent", "gate", "worker 1", "worker 0"]
 
 
 def test_drill_gives_up_on_a_part_that_does_not_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
