@@ -8,6 +8,7 @@ The figure to hold: under 1 % of one core, the embedded server included.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -70,7 +71,15 @@ def measure(folder: Path, seconds: float, flags: list[str]) -> dict[str, Any]:
         daemon.communicate()
 
 
-if __name__ == "__main__":
-    length_s, mount_flags = float(sys.argv[1]) if len(sys.argv) > 1 else 10.0, sys.argv[2:]
+def main() -> None:
+    """Print what one mount uses."""
+    parser = argparse.ArgumentParser(prog="python -m perf.idle", description="Idle use of a mount, as JSON.")
+    parser.add_argument("seconds", type=float, nargs="?", default=10.0, help="how long it is left alone (default 10)")
+    parser.add_argument("flags", nargs=argparse.REMAINDER, metavar="FLAG", help="of `fusecache mount`")
+    given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="fusecache-idle-") as temporary:
-        print(json.dumps(measure(Path(temporary), length_s, mount_flags), indent=1))
+        print(json.dumps(measure(Path(temporary), given.seconds, given.flags), indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -7,6 +7,7 @@ Reads only what bench.py measured; where fusecache is behind or misses a bar, th
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import sys
 from collections.abc import Iterable, Sequence
@@ -267,8 +268,12 @@ def _panel(panel: object, outcome: Outcome, row: Row, workload: MeasuredWorkload
 
 def main() -> int:
     """Report an earlier run again."""
-    for argument in sys.argv[1:]:
-        path = Path(argument)
+    parser = argparse.ArgumentParser(prog="python -m perf.report", description="Write an earlier run's report again.")
+    parser.add_argument("results", type=Path, nargs="+", metavar="RESULTS.json", help="of a run of perf.bench")
+    flags = parser.parse_args()
+    if missing := [str(path) for path in flags.results if not path.is_file()]:
+        parser.error(f"no such file: {', '.join(missing)}")
+    for path in flags.results:
         print(write(Outcome.from_json(path.read_text()), path.parent, path.stem))
     return 0
 

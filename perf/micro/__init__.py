@@ -6,6 +6,7 @@
     python -m perf.micro.request_size       --max-read-bytes
     python -m perf.micro.spin               --spin-us, with what it costs an idle mount
     python -m perf.micro.workers            --workers
+    python -m perf.micro.privileges         --run-as-user and --run-as-group
     python -m perf.micro.store_push         pushing bytes into the page cache, and the read after it
     python -m perf.micro.stopped_worker     what other reads notice of a worker that is stopped
 
