@@ -29,10 +29,15 @@ type, so that no layer above `alluxio` has to know the transport.
 
 from __future__ import annotations
 
+import errno
+import re
 from typing import Final
 
 UNEXPECTED: Final = 70
 """Exit code (EX_SOFTWARE) of a bug, and of a mount that a process of ours has failed."""
+
+_NO_UTF8 = re.compile(r"(?<!\\)\\udc([89a-f][0-9a-f])")
+"""As repr() shows such a byte (`os.fsdecode` made a surrogate of it)."""
 
 
 class FusecacheError(Exception):
@@ -149,9 +154,19 @@ class ControllerUnavailable(CoSchedulingError):
 
 
 def told(failure: FusecacheError) -> str:
-    """The one line for people: the text, and the class's advice."""
-    text = " ".join(str(failure).split())
+    """The one line for people: the text, and the class's advice. Bytes that are no UTF-8 are shown as \\xff."""
+    text = _NO_UTF8.sub(r"\\x\1", " ".join(str(failure).split()))
     return f"{text}; {failure.advice}" if failure.advice else text
+
+
+def lacking(failure: OSError) -> str | None:
+    """One line when this machine has no more of something, which is no bug; None: it is something else."""
+    if failure.errno in (errno.EMFILE, errno.ENFILE):
+        advice = "ulimit -n, LimitNOFILE=" if failure.errno == errno.EMFILE else "the machine's: sysctl fs.file-max"
+        return f"too many open files; raise the limit ({advice})"
+    if failure.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return f"{failure.filename or 'the output'} can't be written: {failure.strerror}"
+    return None
 
 
 def named(name: str, text: str) -> FusecacheError:

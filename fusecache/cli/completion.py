@@ -11,10 +11,11 @@ SHELLS = ("bash", "zsh", "fish")
 
 
 @click.command(short_help="Print the completion script of a shell.")
-@click.argument("shell", type=click.Choice(SHELLS))
+@click.argument("shell", type=click.Choice(SHELLS), metavar="SHELL")
 @everywhere
 def completion(shell: str, common: Common) -> None:
-    """Print the script that makes SHELL complete commands and flags of fusecache.
+    """Print the script that makes SHELL complete commands and flags of fusecache; SHELL is bash, zsh or
+    fish.
 
     \b
     Install it:

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from fusecache.cli.arguments import PathName
 from fusecache.cli.options import Common, everywhere, print_json, setting_flags
 from fusecache.cli.tables import print_table
 
@@ -23,7 +24,7 @@ def config() -> None:
 
 
 @config.command(short_help="Every setting with its value and where it comes from.")
-@click.option("--mount", "mountpoint", type=click.Path(path_type=Path), help="As this mount of the file has them.")
+@click.option("--mount", "mountpoint", type=PathName("dir"), help="As this mount of the file has them.")
 @setting_flags()
 @everywhere
 def show(mountpoint: Path | None, common: Common, flags: dict[str, Any]) -> None:

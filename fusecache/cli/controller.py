@@ -6,13 +6,14 @@ from pathlib import Path
 
 import click
 
+from fusecache.cli.arguments import PathName
 from fusecache.cli.options import Common, everywhere, print_json
 
 
 @click.command(short_help="Place training pods where their data is.")
 @click.option(
     "--kubeconfig",
-    type=click.Path(path_type=Path),
+    type=PathName(),
     metavar="FILE",
     help="How to reach the API server from outside; else the pod's service account. Wins over placement.kubeconfig.",
 )

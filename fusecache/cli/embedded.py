@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fusecache.cli.arguments import PathName, Size
 from fusecache.cli.options import Common, everywhere, setting_flags
 from fusecache.errors import FusecacheError
 
@@ -18,34 +18,17 @@ if TYPE_CHECKING:
     from fusecache.embedded.server import EmbeddedServer
 
 
-class Size(click.ParamType[int]):
-    """A size such as 64MiB, in bytes."""
-
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Bytes of what was typed."""
-        from fusecache.config.units import parse_size
-
-        try:
-            return parse_size(value)
-        except ValueError as failure:
-            self.fail(f"{value!r}: {failure}", param, ctx)
-
-
 @click.command(short_help="Run the embedded Alluxio-compatible server over a folder.")
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("folder", type=PathName("dir"))
 @click.option("--port", type=click.IntRange(0, 65535), help="Port of the master; 0 = a free one. [default: 19998]")
 @click.option(
     "--block-workers", type=click.IntRange(1, 200), default=1, show_default=True, help="How many, on 127.0.0.N."
 )
-@click.option("--block-size-bytes", type=Size(), default="1GiB", show_default=True, help="Bytes per block.")
+@click.option("--block-size-bytes", type=Size(1, 1 << 60), default="1GiB", show_default=True, help="Bytes per block.")
 @click.option(
     "--auth", type=click.Choice(("simple", "nosasl")), default="simple", show_default=True, help="Its scheme."
 )
-@click.option(
-    "--faults", type=click.Path(path_type=Path), metavar="FILE", help="Inject the faults of this YAML file (for tests)."
-)
+@click.option("--faults", type=PathName(), metavar="FILE", help="Inject the faults of this YAML file (for tests).")
 @click.option(
     "--child", is_flag=True, hidden=True, help="Print one JSON line when ready; end when standard input ends."
 )
@@ -75,12 +58,12 @@ def embedded(
       fusecache embedded ./photos --port 0 --block-workers 3 --block-size-bytes 64MiB --json
     """
     from fusecache import logs
-    from fusecache.config.source import DEFAULT_MASTER_PORT, check_folder
+    from fusecache.config.source import DEFAULT_MASTER_PORT, absolute, check_folder
 
     settings = common.configuration(flags).settings
     logs.configure(settings.log_level, settings.log_format)
-    folder = Path(os.path.abspath(folder))
-    check_folder(folder)
+    folder = Path(absolute(folder))
+    check_folder(folder, "FOLDER")
 
     from fusecache.embedded.faults import FaultPlan
     from fusecache.embedded.lifetime import Lifetime

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from fusecache.cli.arguments import PathName
 from fusecache.cli.options import LEVELS, Common, everywhere, print_json, setting_flags
 from fusecache.errors import MountError
 
@@ -13,12 +14,13 @@ ASK_S = 5.0
 
 
 @click.command("log-level", short_help="Change the log level of a running mount.")
-@click.argument("mountpoint", type=click.Path(path_type=Path))
-@click.argument("level", type=click.Choice(LEVELS))
+@click.argument("mountpoint", type=PathName("dir"))
+@click.argument("level", type=click.Choice(LEVELS), metavar="LEVEL")
 @setting_flags(("runtime_dir",))
 @everywhere
 def log_level(mountpoint: Path, level: str, common: Common, flags: dict[str, object]) -> None:
-    """Set the least severe LEVEL that the daemon of MOUNTPOINT logs, until it ends. For root and the user who mounted.
+    """Set the least severe LEVEL (debug, info, warning, error) that the daemon of MOUNTPOINT logs, until it ends. For
+    root and the user who mounted.
 
     \b
     Example:

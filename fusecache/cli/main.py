@@ -4,6 +4,7 @@
     exit 1-7  an error of `fusecache.errors`: one line `fusecache: ...` on standard error, no traceback
     exit 70   a bug: the traceback
     exit 130  Ctrl-C
+    exit 141  nobody reads the output any more (`| head`)
 
 Sub-commands are imported when they are called or asked for their own help: the list of all of them, `version` and
 `completion` import nothing heavy (a test holds them to it).
@@ -21,11 +22,13 @@ from typing import NamedTuple
 
 import click
 
-from fusecache.errors import UNEXPECTED, FusecacheError, UsageError, told
+from fusecache.errors import UNEXPECTED, FusecacheError, UsageError, lacking, told
 
 INTERRUPTED = 130
 """128 + SIGINT, as shells have it."""
 
+UNREAD = 141
+"""128 + SIGPIPE."""
 
 COMPLETION_VARIABLE = "_FUSECACHE_COMPLETE"
 """By which a shell's completion script asks for words (click's protocol)."""
@@ -112,8 +115,20 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
 
+def _version(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:
+    """What `fusecache version` prints."""
+    if wanted and not context.resilient_parsing:
+        command = cli.get_command(context, "version")
+        assert command is not None
+        command.main(args=[], standalone_mode=False)
+        context.exit()
+
+
 @click.group(
     cls=LazyGroup, help=HELP, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
+)
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="As the command `version`."
 )
 def cli() -> None:
     """The group; everything is in its sub-commands."""
@@ -121,9 +136,11 @@ def cli() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. Never raises."""
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    _open_standard_streams()
     try:
         result = cli.main(
-            args=list(arguments) if arguments is not None else None,
+            args=words,
             prog_name="fusecache",
             complete_var=COMPLETION_VARIABLE,
             standalone_mode=False,
@@ -136,16 +153,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
         click.echo(failure.format_message(), err=True)
         return 2
     except click.ClickException as failure:
-        return _say(_click_text(failure), 2)
+        return _say(_click_text(failure, words), 2)
     except (KeyboardInterrupt, click.Abort):
         return _say("interrupted", INTERRUPTED)
-    except BrokenPipeError:
-        # `fusecache ls ... | head`: the reader had enough. Python would complain again when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + 13
-    except Exception:  # noqa: BLE001 - the outermost frame: printed whole, told by the exit code
+    except (BrokenPipeError, SystemExit):
+        # `fusecache ls ... | head`: the reader had enough. click makes a SystemExit of it, and of nothing else.
+        _drop_output()
+        return UNREAD
+    except Exception as failure:  # noqa: BLE001 - the outermost frame: printed whole, told by the exit code
+        if isinstance(failure, OSError) and (text := lacking(failure)) is not None:
+            _drop_output()
+            return _say(text, FusecacheError.exit_code)
         traceback.print_exc()
         return _say("this is a bug in fusecache; the traceback above says where", UNEXPECTED)
+
+
+def _open_standard_streams() -> None:
+    """What was closed (`>&-`) is /dev/null: otherwise the next file that is opened gets its number, and its text."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115 - for as long as the process lives
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
+
+
+def _drop_output() -> None:
+    """Python would complain again when it flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _say(text: str, code: int) -> int:
@@ -154,9 +190,10 @@ def _say(text: str, code: int) -> int:
     return code
 
 
-def _click_text(failure: click.ClickException) -> str:
+def _click_text(failure: click.ClickException, words: Sequence[str]) -> str:
     """Click's own errors (a missing argument, an unknown flag) in one line, with where to read more."""
-    text = failure.format_message().rstrip(".")
+    text = failure.format_message().rstrip(".").replace(". (Did you mean", " (did you mean")
     context = failure.ctx if isinstance(failure, click.UsageError) else None
-    command = context.command_path if context else "fusecache"
+    # A flag without its value is told without a context.
+    command = context.command_path if context else " ".join(["fusecache", *[w for w in words[:1] if w in COMMANDS]])
     return f"{text}; see `{command} --help`"

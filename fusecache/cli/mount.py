@@ -8,16 +8,18 @@ from typing import Any
 
 import click
 
+from fusecache.cli.arguments import PathName
 from fusecache.cli.options import Common, cluster_flags, everywhere, json_text, print_json, setting_flags
 
 
 @click.command(short_help="Mount a path of Alluxio, or a folder, at a mount point.")
 @click.argument("source")
-@click.argument("mountpoint", type=click.Path(path_type=Path))
+@click.argument("mountpoint", type=PathName("dir"))
 @click.option("--daemon", is_flag=True, help="Return once reads work, and go on in the background.")
 @click.option(
     "--log-file",
-    type=click.Path(path_type=Path),
+    type=PathName(),
+    metavar="FILE",
     help="With --daemon: file the daemon logs to [default: a file in the state folder's logs].",
 )
 @setting_flags()
@@ -48,7 +50,10 @@ def mount(
     Exit codes: 2 a wrong argument, 3 the mount point, 4 the state folder, 6 Alluxio.
     """
     from fusecache.config.mount_command import MountCommand, present_folder
+    from fusecache.errors import UsageError
 
+    if log_file is not None and not daemon:
+        raise UsageError(f"--log-file {str(log_file)!r} is for --daemon; in the foreground redirect standard error")
     command = MountCommand(
         common.config, common.given(flags), source=source, mountpoint=mountpoint, folder=present_folder()
     )

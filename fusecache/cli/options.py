@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
+from fusecache.cli.arguments import PathName
+
 if TYPE_CHECKING:
     from fusecache.config.load import Configuration
     from fusecache.config.settings import LogLevel
@@ -60,7 +62,7 @@ def everywhere(function: Function) -> Function:
         click.option("--log-level", type=click.Choice(LEVELS), help="Least severe events that are logged."),
         click.option(
             "--config",
-            type=click.Path(path_type=Path),
+            type=PathName(),
             metavar="FILE",
             help="Configuration file (YAML); else the variable FUSECACHE_CONFIG.",
         ),

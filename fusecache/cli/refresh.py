@@ -8,18 +8,20 @@ from pathlib import Path
 
 import click
 
+from fusecache.cli.arguments import Duration, PathName
 from fusecache.cli.options import Common, everywhere, print_json, setting_flags
 from fusecache.errors import UsageError
 
 
 @click.command(short_help="List folders of a mount again now, and push what changed.")
-@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="PATH...")
+@click.argument("paths", nargs=-1, required=True, type=PathName(), metavar="PATH...")
 @click.option(
     "--timeout-s",
-    type=click.FloatRange(1, 3600),
-    default=120.0,
+    type=Duration(1, 3600),
+    default="2m",
     show_default=True,
-    help="Seconds before giving up.",
+    metavar="DURATION",
+    help="Time before giving up.",
 )
 @setting_flags(("runtime_dir",))
 @everywhere

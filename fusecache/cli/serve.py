@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from fusecache.cli.arguments import PathName
 from fusecache.cli.options import Common, everywhere, print_json
 
 
@@ -17,7 +18,8 @@ from fusecache.cli.options import Common, everywhere, print_json
 )
 @click.option(
     "--ready-file",
-    type=click.Path(path_type=Path),
+    type=PathName(),
+    metavar="FILE",
     help="A file that is there while all mounts serve reads: for probes where two of these share an address.",
 )
 @everywhere

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from fusecache.cli.arguments import PathName
 from fusecache.cli.options import Common, everywhere, print_json, setting_flags
 from fusecache.cli.tables import print_table
 from fusecache.errors import FusecacheError, MountError
@@ -21,7 +22,7 @@ MOST_NAMED = 6
 
 
 @click.command(short_help="Show the state of one mount, or of all.")
-@click.argument("mountpoint", required=False, type=click.Path(path_type=Path))
+@click.argument("mountpoint", required=False, type=PathName("dir"))
 @setting_flags(("runtime_dir",))
 @everywhere
 def status(mountpoint: Path | None, common: Common, flags: dict[str, object]) -> None:
@@ -89,7 +90,7 @@ def _print_one(state: dict[str, Any]) -> None:
     summary = summary_of(state.get("metrics", {}))
     for key, value in state.items():
         if key not in ("metrics", "ready", "parts", "features", "gate"):
-            click.echo(f"{key.replace('_', ' '):<18} {value}")
+            click.echo(f"{key.replace('_', ' '):<18} {for_people(value)}")
     unused = [f"{row['name']} ({row['why']})" for row in state.get("features", ()) if unusable(row)]
     if unused:
         click.echo(f"{'not used':<18} {'; '.join(unused)}")
@@ -103,12 +104,21 @@ def _print_one(state: dict[str, Any]) -> None:
         click.echo()
         rows = [
             (
-                *(part["name"], str(part["pid"]), str(part["restarts"]), f"{part['uptime_s']:.0f} s"),
+                *(part["name"], for_people(part["pid"]), str(part["restarts"]), f"{part['uptime_s']:.0f} s"),
                 *rights_shown(part.get("rights")),
             )
             for part in state["parts"]
         ]
         print_table(("part", "process", "restarts", "uptime", "user", "capabilities"), rows)
+
+
+def for_people(value: object) -> str:
+    """A value of the answer, which is JSON, in a line of text."""
+    if value is None:
+        return "-"
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    return str(value)
 
 
 def rights_shown(rights: dict[str, Any] | None) -> tuple[str, str]:
@@ -126,8 +136,11 @@ def unusable(feature: dict[str, Any]) -> bool:
 
 
 def summary_of(metrics: dict[str, float]) -> dict[str, str]:
-    """The numbers people ask for first, of a snapshot of the metrics."""
+    """The numbers people ask for first, of a snapshot of the metrics; of a mount that can't be asked there is none."""
     from fusecache.config.units import approximate_size
+
+    if not metrics:
+        return dict.fromkeys(("requests", "errors", "read", "hits", "open files"), "-")
 
     def total(name: str, *labels: str) -> float:
         wanted = [f"{name}{{" if not labels else f"{name}{{{label}}}" for label in labels or ("",)]

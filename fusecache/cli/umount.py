@@ -6,16 +6,18 @@ from pathlib import Path
 
 import click
 
+from fusecache.cli.arguments import Duration, PathName
 from fusecache.cli.options import Common, everywhere, print_json
 
 
 @click.command(short_help="Unmount; dead and hung mounts too.")
-@click.argument("mountpoint", type=click.Path(path_type=Path))
+@click.argument("mountpoint", type=PathName("dir"))
 @click.option(
     "--timeout-s",
-    type=click.FloatRange(0, 3600),
-    default=10.0,
+    type=Duration(0, 3600),
+    default="10s",
     show_default=True,
+    metavar="DURATION",
     help="Wait this long for programs that have files open; then detach, so that they keep them.",
 )
 @everywhere

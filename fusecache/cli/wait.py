@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fusecache.cli.arguments import Duration, PathName
 from fusecache.cli.options import Common, everywhere, print_json, setting_flags
 from fusecache.errors import FusecacheError, InterruptedWait
 
@@ -25,13 +26,14 @@ PROBE_S = 5.0
 
 
 @click.command(short_help="Wait until reads work on a mount.")
-@click.argument("mountpoint", type=click.Path(path_type=Path))
+@click.argument("mountpoint", type=PathName("dir"))
 @click.option(
     "--timeout-s",
-    type=click.FloatRange(0, 7 * 86400),
-    default=300.0,
+    type=Duration(0, 7 * 86400),
+    default="5m",
     show_default=True,
-    help="Seconds before giving up.",
+    metavar="DURATION",
+    help="Time before giving up.",
 )
 @setting_flags(("runtime_dir",))
 @everywhere

@@ -24,7 +24,7 @@ from fusecache.config.settings import MountPlan
 from fusecache.daemon import gated, mountpoint, takeover
 from fusecache.daemon.gated import Start
 from fusecache.daemon.own_folders import identity_of, prepare_folders
-from fusecache.errors import UNEXPECTED, FusecacheError, MountError, UsageError, told
+from fusecache.errors import UNEXPECTED, FusecacheError, MountError, UsageError, lacking, told
 from fusecache.kernel.ready_pipe import ReadyPipe
 
 OTHER_DESCRIPTORS = 1024
@@ -118,6 +118,9 @@ def main(arguments: Sequence[str]) -> int:
         pipe.error(130, "interrupted")
         return 130
     except Exception as failure:  # noqa: BLE001 - the outermost frame: printed whole, told by the exit code
+        if isinstance(failure, OSError) and (text := lacking(failure)) is not None:
+            pipe.error(FusecacheError.exit_code, text)
+            return FusecacheError.exit_code
         traceback.print_exc()
         pipe.error(UNEXPECTED, f"a bug in fusecache: {type(failure).__name__}: {failure}")
         return UNEXPECTED

@@ -25,6 +25,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from fusecache.config.source import folder_here
 from fusecache.errors import MountError, StateError
 
 OUR_TYPE = "fuse.fusecache"
@@ -148,7 +149,8 @@ def resolve(path: Path) -> bytes:
     No system call goes into a FUSE mount. Components that don't exist are kept.
     """
     fuse_points = {mount.mountpoint for mount in all_mounts() if mount.fs_type.startswith("fuse")}
-    rest = [part for part in os.path.join(os.getcwdb(), os.fsencode(path)).split(b"/") if part]
+    base = "/" if path.is_absolute() else folder_here(path)
+    rest = [part for part in os.fsencode(os.path.join(base, path)).split(b"/") if part]
     done: list[bytes] = []
     links = 0
     while rest:
@@ -327,6 +329,7 @@ def unmount(path: Path, timeout_s: float) -> Literal["unmounted", "detached", "n
     Dead and hung mounts too. MountError when something else is mounted there, or it can't be unmounted.
     """
     deadline = time.monotonic() + timeout_s
+    path = Path(os.fsdecode(resolve(path)))  # once: `.` may be in the mount, and means nothing when that is gone
     result: Literal["unmounted", "detached", "not mounted"] = "not mounted"
     for _ in range(_MAX_STACKED):
         mounted = find_mount(path)

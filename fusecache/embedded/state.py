@@ -35,7 +35,8 @@ class StateFolder:
         except OSError as exc:
             os.close(lock)
             raise StateError(
-                f"state folder {str(path)!r} is in use by another embedded server; stop it or name another folder"
+                f"state folder {str(path)!r} is in use by another embedded server, for example that of a "
+                "mount of the same folder; end that one, or give another --state-dir"
             ) from exc
         self._lock = lock
 

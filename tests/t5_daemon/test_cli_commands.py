@@ -55,6 +55,7 @@ def test_status_of_one_mount(mount: Mount, folder: Path) -> None:
     text = fusecache("status", mount.mountpoint, state=folder).stdout
     assert "ready" in text
     assert str(mount.pid) in text
+    assert not re.search(r"\bNone\b|\[\]", text), "for people, not Python's"
 
 
 @needs_fuse

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
+import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from fusecache.cli.main import main
 from fusecache.daemon import mountpoint
 from fusecache.embedded.server import EmbeddedServer
 from fusecache.errors import MountError
-from tests.support.command import error_line, fusecache
+from tests.support.command import environment, error_line, fusecache
 from tests.support.mount_namespace import own_mount_namespace
-from tests.support.mounting import is_mounted, needs_fuse
+from tests.support.mounting import Mount, command, is_mounted, needs_fuse
+from tests.support.process_tree import descendants
+from tests.support.supervised import runs, until
 
 USAGE, MOUNT, STATE, UPSTREAM = 2, 3, 4, 6
 
@@ -160,6 +165,34 @@ def test_mount_daemon_error_is_the_commands_own(tmp_path: Path, source: Path, po
 
 
 @needs_fuse
+def test_mount_of_a_folder_that_is_mounted_elsewhere_says_what_to_do(tmp_path: Path, source: Path, point: Path) -> None:
+    with Mount(str(source), tmp_path / "first", environment=environment(tmp_path)):
+        line = error_line(fusecache("mount", source, point, "--log-level", "error", state=tmp_path), STATE)
+    assert "a mount of the same folder; end that one, or give another --state-dir" in line
+
+
+@needs_fuse
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_mount_daemon_that_is_ended_leaves_no_daemon(tmp_path: Path, point: Path, number: signal.Signals) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"alluxio://127.0.0.1:{silent.getsockname()[1]}/x"
+        waiting = subprocess.Popen(
+            [*command(), "mount", "--daemon", url, str(point)],
+            env=environment(tmp_path), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
+        )  # fmt: skip
+        silent.settimeout(60)
+        connection, _ = silent.accept()  # the daemon runs, and is not ready
+        with connection:
+            below = descendants(waiting.pid)
+            waiting.send_signal(number)
+            _, errors = waiting.communicate(timeout=60)
+    assert errors == f"fusecache: ended by {number.name} before the mount was ready\n"
+    assert waiting.returncode == 128 + number
+    assert below
+    until(lambda: not any(map(runs, below)), "nothing of the daemon is left")
+
+
+@needs_fuse
 def test_no_master_is_named_with_advice(tmp_path: Path, point: Path) -> None:
     url = "alluxio://127.0.0.1:1/data"
     extra = {"FUSECACHE_METADATA_BUDGET_S": "2", "FUSECACHE_LOG_LEVEL": "error"}
@@ -203,14 +236,22 @@ def test_config_wrong_value_is_named_by_its_flag_or_variable(tmp_path: Path, sou
         (("mount", "/tmp"), "Missing argument 'MOUNTPOINT'; see `fusecache mount --help`"),
         (("mount", "--nonsense", "a", "b"), "No such option '--nonsense'"),
         (("mount", "--read-type", "x", "a", "b"), "'x' is not one of 'cache', 'no_cache'"),
-        (("umount", "/tmp", "--timeout-s", "soon"), "'soon' is not a valid float"),
+        (("umount", "/tmp", "--timeout-s", "soon"), "'--timeout-s': 'soon': not a duration; allowed: seconds, or"),
+        (("umount", "/tmp", "--timeout-s", "2h"), "'--timeout-s': '2h': allowed: 0 to 1h"),
+        (("umount", ""), "'MOUNTPOINT': it is empty; give a path"),
+        (("mount", "/tmp", "/mnt", "--refresh-s"), "requires an argument; see `fusecache mount --help`"),
+        (("mount", "/tmp", "/mnt", "--refresh", "1"), "No such option '--refresh' (did you mean one of"),
+        (("mount", "/tmp", "/mnt", "--log-file", "/x"), "--log-file '/x' is for --daemon"),
+        (("log-level", "/mnt", "loud"), "'LEVEL': 'loud' is not one of 'debug', 'info', 'warning', 'error'"),
+        (("mount", os.fsdecode(b"/caf\xe9"), "/mnt"), r"SOURCE '/caf\xe9' does not exist"),
         (("serve",), "serve needs a configuration file; give --config FILE"),
         (("refresh", "/proc"), "'/proc' does not lie in a mount of fusecache"),
         (("completion", "tcsh"), "'tcsh' is not one of 'bash', 'zsh', 'fish'"),
         (("status", "--config", "/no/such.yaml"), "'/no/such.yaml' can't be read: No such file or directory"),
-        (("embedded", "/no/such"), "'/no/such' does not exist"),
+        (("embedded", "/no/such"), "FOLDER '/no/such' does not exist; give a folder that does"),
+        (("embedded", "/tmp", "--block-size-bytes", "0"), "'--block-size-bytes': '0': allowed: 1 to"),
         (("embedded", "/tmp", "--block-size-bytes", "1M"), "'1M': not a size"),
-        (("embedded", "/tmp", "--faults", "/no/such.yaml"), "/no/such.yaml"),
+        (("embedded", "/tmp", "--faults", "/no/such.yaml"), "'/no/such.yaml' can't be read: No such file or directory"),
         (("doctor", "hdfs://x/y"), "'hdfs'"),
     ],
 )
@@ -230,6 +271,21 @@ def test_status_and_log_level_of_no_mount_are_named(tmp_path: Path) -> None:
     assert f"'{tmp_path}' is no mount of fusecache" in line
 
 
+def test_mountpoint_that_its_user_may_not_read_is_waited_for(tmp_path: Path) -> None:
+    """As root makes it: closed while nothing is mounted there. Whether it can be read is not asked."""
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0)
+    without = "-dac_override,-dac_read_search"
+    before = ("setpriv", f"--bounding-set={without}", f"--inh-caps={without}") if os.geteuid() == 0 else ()
+    if before and shutil.which("setpriv") is None:
+        pytest.skip("setpriv is not installed (Debian package util-linux)")
+    if before:
+        os.chown(closed, 65534, 65534)
+    line = error_line(fusecache("wait", closed, "--timeout-s", "0", state=tmp_path, before=before), 5)
+    assert "nothing is mounted there" in line
+    closed.chmod(0o700)
+
+
 def test_wait_for_nothing_ends_in_time(tmp_path: Path) -> None:
     line = error_line(fusecache("wait", tmp_path, "--timeout-s", "0.3", state=tmp_path), 5)
     assert f"'{tmp_path}' is not ready after 0.3 s: nothing is mounted there" in line
@@ -240,11 +296,12 @@ def test_umount_of_nothing_is_fine(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, f"{tmp_path}: not mounted\n")
 
 
-def test_bug_is_a_traceback_and_exit_70(tmp_path: Path) -> None:
-    # A folder that is taken away under the command's feet: no case that anybody handles.
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    done = fusecache("status", "x", state=tmp_path, before=("sh", "-c", f'rmdir {gone}; exec "$@"', "sh"), cwd=gone)
-    assert done.returncode == 70
-    assert "Traceback" in done.stderr
-    assert done.stderr.splitlines()[-1] == "fusecache: this is a bug in fusecache; the traceback above says where"
+def test_bug_is_a_traceback_and_exit_70(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def broken(name: str) -> None:
+        raise ZeroDivisionError(name)
+
+    monkeypatch.setattr("fusecache.cli.main.importlib.import_module", broken)
+    assert main(["version"]) == 70
+    errors = capsys.readouterr().err
+    assert "Traceback" in errors
+    assert errors.splitlines()[-1] == "fusecache: this is a bug in fusecache; the traceback above says where"
