@@ -27,7 +27,8 @@ def serve(stay: bool, ready_file: Path | None, common: Common) -> None:
     """Run every mount of the configuration file until a signal ends them; one process per mount.
 
     SIGHUP reads the file again, unless there is a terminal that the signal may come from: mounts whose settings changed
-    go on with the new ones, new mounts are added and missing ones ended. A file that is wrong changes nothing.
+    go on with the new ones, new mounts are added and missing ones ended; metrics_address and controller are the file's
+    too. A file that is wrong changes nothing.
 
     Mounts that another fusecache serves already are taken over from it, without a failed read; a serve whose mounts
     were all taken over ends with 0.

@@ -9,8 +9,8 @@ mount that somebody unmounted ends with 0 and leaves the others alone. Mount poi
 
 SIGHUP reads the file again (`serve_plans` says what changed): a mount with other settings gets a new process, which
 takes it over from the old one; mounts that are new in the file are started, and those that are not in it any more are
-ended; the HTTP address is the one of the file by then. A new process that fails changes nothing for its mount or the
-others. Not where this process has a terminal: then SIGHUP ends it as SIGTERM does.
+ended; the HTTP address and the controller are those of the file by then. A new process that fails changes nothing for
+its mount or the others. Not where this process has a terminal: then SIGHUP ends it as SIGTERM does.
 
 A mount that another process serves is taken over (`daemon.takeover`), each by itself. Where that other process is a
 `serve` too, it has the HTTP address (`serve_http`) until its last mount is handed over: this one gets it then. A
@@ -117,7 +117,7 @@ def run(
     for mount in wanted.values():
         takes_over |= _prepare(mount.plan)
     http = ServeHttp(configuration.settings.metrics_address, own, may_wait=takes_over)
-    _Serve(configuration, ready, read_again, http, reports, stays=stays, ready_file=found).run(wanted)
+    _Serve(configuration, ready, read_again, own, http, reports, stays=stays, ready_file=found).run(wanted)
 
 
 def _prepare(plan: MountPlan) -> bool:
@@ -147,6 +147,7 @@ class _Serve:
         configuration: Configuration,
         ready: Callable[[], None],
         read_again: Callable[[], Configuration],
+        own: metrics.Metrics,
         http: ServeHttp,
         reports: NodeReports | None,
         *,
@@ -156,6 +157,7 @@ class _Serve:
         self._controller = configuration.controller
         self._on_ready = ready
         self._read_again = read_again
+        self._own = own
         self._http = http
         self._reports = reports
         self._stays = stays
@@ -327,17 +329,28 @@ class _Serve:
             found = changes(self._plans(), wanted)
             for point in (*found.started, *found.replaced):
                 _prepare(wanted[point].plan)
+            same = configuration.controller == self._controller
+            reports = self._reports if same else _reports_of(configuration, self._own)
             self._http.move(configuration.settings.metrics_address)  # last: after it nothing is refused
         except FusecacheError as failure:
             log.error(f"not_reloaded: {told(failure)}")
             return
         logs.configure(configuration.settings.log_level, configuration.settings.log_format)
-        if configuration.controller != self._controller:
-            log.warning("not_reloaded: the controller of a serve that runs stays as it was; start it anew to change it")
         log.info("reloading", started=len(found.started), replaced=len(found.replaced), ended=len(found.ended))
         self._wanted = wanted
+        self._controller = configuration.controller
+        if reports is not self._reports:
+            self._report_by(reports)
         self._forget_the_past()
         self._do(self._mounts.step(Reloaded(found)))
+
+    def _report_by(self, reports: NodeReports | None) -> None:
+        """From now on, with all mounts that run; None: to nobody."""
+        if self._reports is not None:
+            self._reports.stop("the node's daemon has another configuration of the controller")
+        self._reports = reports
+        if reports is not None:
+            reports.start([self._processes[mount.process] for mount in self._mounts.shown if mount.runs])
 
     def _forget_the_past(self) -> None:
         left = self._mounts.left

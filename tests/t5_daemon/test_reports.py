@@ -48,26 +48,32 @@ class Node:
         assert self.cluster.stdout is not None
         told = json.loads(self.cluster.stdout.readline())
         self.block_folder = Path(told["tier_folders"][0]) / "alluxioworker"
-        config = folder / "node.yaml"
-        config.write_text(
-            f"clusters: [{{name: c, masters: ['{told['master']}'], tier_folders: ['{told['tier_folders'][0]}']}}]\n"
-            f"mounts: [{{source: 'c:/', mountpoint: {self.mountpoint}}}]\n"
-            "datasets: [{name: train, path: 'c:/train'}, {name: other, path: 'c:/other'}]\n"
-            f"controller: {{address: '{controller.address}', report_interval_s: 0.4, node_name: node-1}}\n"
-            "metrics_address: 127.0.0.1:0\n"
-        )
+        self._cluster = f"{{name: c, masters: ['{told['master']}'], tier_folders: ['{told['tier_folders'][0]}']}}"
+        self._config = folder / "node.yaml"
+        self.configure(controller)
         self.errors = folder / "stderr"
         with self.errors.open("wb") as errors:
             self.process = subprocess.Popen(
-                [*command(), "serve", "--config", str(config)],
+                [*command(), "serve", "--config", str(self._config)],
                 env=environment(folder),
                 cwd=ROOT,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=errors,
+                start_new_session=True,
             )
         assert self.process.stdout is not None
         assert self.process.stdout.readline().startswith(b"all 1 mounts of"), self.errors.read_text()
+
+    def configure(self, controller: ScriptedController) -> None:
+        """Write the file; for `serve` to read it again, SIGHUP."""
+        self._config.write_text(
+            f"clusters: [{self._cluster}]\n"
+            f"mounts: [{{source: 'c:/', mountpoint: {self.mountpoint}}}]\n"
+            "datasets: [{name: train, path: 'c:/train'}, {name: other, path: 'c:/other'}]\n"
+            f"controller: {{address: '{controller.address}', report_interval_s: 0.4, node_name: node-1}}\n"
+            "metrics_address: 127.0.0.1:0\n"
+        )
 
     def held_bytes(self) -> int:
         """Bytes of all block files."""
@@ -194,6 +200,31 @@ def test_stuck_and_killed_mount_is_reported_not_ready_with_the_reason(
     assert node.process.wait(60) == 3
     assert stream.not_ready() == {where: "its process ended with SIGKILL"}
     assert not any(dataset.ready for dataset in stream.known().values())
+
+
+def test_a_reload_reports_to_another_controller_and_the_mount_stays_alone(
+    node: Node, controller: ScriptedController
+) -> None:
+    """S43."""
+    before = controller.stream()
+    controller.wait(lambda: not before.not_ready(), "a ready mount")
+    child = node.child()
+    with ScriptedController() as other:
+        node.configure(other)
+        node.process.send_signal(signal.SIGHUP)
+        after = other.stream()
+        other.wait(lambda: not after.not_ready() and after.known()["train"].ready, "a ready mount")
+        assert before.not_ready() == {
+            str(node.mountpoint): "the node's daemon has another configuration of the controller"
+        }
+        up = 'fusecache_locality_stream_up{controller="%s"} %s'
+        other.wait(lambda: up % (other.address, 1.0) in node.metrics(), "it counts as reporting")
+        assert up % (controller.address, 0.0) in node.metrics()
+        assert node.child() == child
+        node.process.send_signal(signal.SIGTERM)
+        assert node.process.wait(60) == 0
+        assert after.not_ready() == {str(node.mountpoint): "the node's daemon ends (SIGTERM)"}
+    assert len(controller.streams) == 1
 
 
 def test_mount_that_is_detached_under_an_open_file_is_not_ready(tmp_path: Path) -> None:
