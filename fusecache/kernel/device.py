@@ -147,11 +147,26 @@ def resend(session: int) -> None:
     os.write(session, OUT_HEADER.pack(OUT_HEADER.size, NOTIFY_RESEND, 0))
 
 
-def mounts_at(mountpoint: str) -> list[Mounted]:
-    """What is mounted exactly there (absolute, no symbolic links), the topmost last. Touches no mount."""
-    wanted = os.fsencode(mountpoint)
-    with open("/proc/self/mountinfo", "rb") as file:
-        return [mount for mount in map(_parsed, file) if mount is not None and mount.mountpoint == wanted]
+class MountTable:
+    """/proc/self/mountinfo, kept open: who has no descriptor left must still be able to take a mount down."""
+
+    def __init__(self) -> None:
+        """MountError when it can't be opened."""
+        try:
+            self._file = open("/proc/self/mountinfo", "rb", buffering=0)  # noqa: SIM115 - until `close`
+        except OSError as failure:
+            raise MountError(f"what is mounted can't be looked at: {failure.strerror}") from None
+
+    def at(self, mountpoint: str) -> list[Mounted]:
+        """What is mounted exactly there (absolute, no symbolic links), the topmost last. Touches no mount."""
+        wanted = os.fsencode(mountpoint)
+        self._file.seek(0)
+        mounts = map(_parsed, self._file.readall().split(b"\n"))
+        return [mount for mount in mounts if mount is not None and mount.mountpoint == wanted]
+
+    def close(self) -> None:
+        """Once nothing is mounted here any more."""
+        self._file.close()
 
 
 def _check(result: int) -> None:

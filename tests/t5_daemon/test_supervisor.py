@@ -24,6 +24,7 @@ import pytest
 from fusecache.kernel import features, probe
 from fusecache.kernel.init_message import INIT_EXT, parse_request
 from tests.support import stand_in_worker
+from tests.support.limits import no_more_descriptors
 from tests.support.mounting import is_mounted, needs_fuse
 from tests.support.supervised import PACKAGE_FOLDER, WAIT_S, Supervised, runs, until
 
@@ -205,6 +206,15 @@ def test_a_signal_unmounts_and_ends_with_0(start: Start, number: signal.Signals)
     assert mount.ended() == 0
     nothing_is_left(mount, pids)
     assert os.listdir(mount.mountpoint) == []
+
+
+def test_f17_without_descriptors_a_mount_can_be_ended(start: Start) -> None:
+    mount = start()
+    pids = mount.pids()
+    with no_more_descriptors(mount.pid):
+        os.kill(mount.pid, signal.SIGTERM)
+        assert mount.ended() == 0
+    nothing_is_left(mount, pids)
 
 
 def test_nothing_that_an_agent_says_ends_the_mount_or_takes_its_descriptors(

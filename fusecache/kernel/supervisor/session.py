@@ -47,6 +47,7 @@ class MountSession:
         mode_reason: str,
         session: int,
         clone: int,
+        table: device.MountTable,
         device_number: str,
         shown_init: bytes,
         plan: init_message.InitPlan,
@@ -54,7 +55,7 @@ class MountSession:
         max_read_bytes: int,
         is_ours: bool,
     ) -> None:
-        """Takes over the descriptors."""
+        """Takes over the descriptors, and the table."""
         self.mountpoint = mountpoint
         self.open_mode = open_mode
         self.mode_reason = mode_reason
@@ -78,6 +79,7 @@ class MountSession:
 
         self._session: int | None = session
         self._clone: int | None = clone
+        self._table = table
 
     @classmethod
     def mounted(cls, spec: MountSpec, open_mode: str, mode_reason: str) -> Self:
@@ -86,8 +88,10 @@ class MountSession:
         session = device.open_device()
         with contextlib.ExitStack() as undo:
             undo.callback(os.close, session)
+            table = device.MountTable()
+            undo.callback(table.close)
             with _claimed(spec.mount_lock):
-                _refuse_a_second_mount(mountpoint)
+                _refuse_a_second_mount(table, mountpoint)
                 device.mount(
                     session,
                     mountpoint,
@@ -95,8 +99,8 @@ class MountSession:
                     allow_other=spec.allow_other,
                     max_read_bytes=spec.max_read_bytes,
                 )
-                device_number = device.mounts_at(mountpoint)[-1].device
-                undo.callback(_detach, mountpoint, device_number)
+                device_number = table.at(mountpoint)[-1].device
+                undo.callback(_detach, table, mountpoint, device_number)
             clone = _cloned(session)
             undo.callback(os.close, clone)
             sent = device.read_init(clone, INIT_S)
@@ -119,6 +123,7 @@ class MountSession:
             mode_reason=mode_reason,
             session=session,
             clone=clone,
+            table=table,
             device_number=device_number,
             shown_init=shown_init,
             plan=plan,
@@ -136,8 +141,10 @@ class MountSession:
         # Its folder's path: to look at the mount point itself would be a request of the mount.
         folder, name = os.path.split(spec.mountpoint.rstrip("/"))
         mountpoint = os.path.join(os.path.realpath(folder), name)
-        mounts = device.mounts_at(mountpoint)
+        table = device.MountTable()
+        mounts = table.at(mountpoint)
         if not mounts or mounts[-1].device != facts.device:
+            table.close()
             raise MountError(f"{mountpoint!r} does not have the mount on it that was to be taken over")
         return cls(
             mountpoint,
@@ -145,6 +152,7 @@ class MountSession:
             mode_reason=f"as before: taken over from version {facts.version}",
             session=session,
             clone=gate_device,
+            table=table,
             device_number=facts.device,
             shown_init=facts.shown_init(),
             plan=facts.plan(),
@@ -213,7 +221,7 @@ class MountSession:
 
     def is_mounted(self) -> bool:
         """Whether our mount is there, and the topmost on its mount point: only then may the place be unmounted."""
-        mounts = device.mounts_at(self.mountpoint) if self.is_ours else []
+        mounts = self._table.at(self.mountpoint) if self.is_ours else []
         return bool(mounts) and mounts[-1].device == self.device_number
 
     def end_connection(self) -> None:
@@ -223,19 +231,20 @@ class MountSession:
                 with contextlib.suppress(OSError):
                     os.close(descriptor)
         self._clone = self._session = None
+        self._table.close()
 
 
-def _detach(mountpoint: str, device_number: str) -> None:
+def _detach(table: device.MountTable, mountpoint: str, device_number: str) -> None:
     """Undo a mount that can't be served, if it is still the topmost there."""
-    mounts = device.mounts_at(mountpoint)
+    mounts = table.at(mountpoint)
     if mounts and mounts[-1].device == device_number:
         with contextlib.suppress(OSError):
             device.unmount(mountpoint, lazy=True)
 
 
-def _refuse_a_second_mount(mountpoint: str) -> None:
+def _refuse_a_second_mount(table: device.MountTable, mountpoint: str) -> None:
     """The daemon has looked before; between that look and now another mount may have come."""
-    if mounts := device.mounts_at(mountpoint):
+    if mounts := table.at(mountpoint):
         raise MountError(
             f"mount point {mountpoint!r} has a mount of type {mounts[-1].fs_type} on it; unmount that first"
         )
