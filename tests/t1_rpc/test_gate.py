@@ -60,8 +60,10 @@ class FakeRegistry(Registry):
 class FakeWorker:
     """A worker process's ends of its sockets."""
 
-    def __init__(self, system: System, index: int, slots: int = SLOTS) -> None:
+    def __init__(self, system: System, index: int, slots: int = SLOTS, *, send_buffer_bytes: int | None = None) -> None:
         gate_requests, self.requests = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        if send_buffer_bytes is not None:
+            gate_requests.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
         gate_offers, offers = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         memory = create_slots(slots, 1 << 16)
         self.slots = WorkerSlots(memory)
@@ -156,8 +158,9 @@ class System:
             pass
         return worker
 
-    def first_worker(self) -> FakeWorker:
-        worker = FakeWorker(self, 0)
+    def first_worker(self, send_buffer_bytes: int | None = None) -> FakeWorker:
+        """`send_buffer_bytes`: of the gate's end."""
+        worker = FakeWorker(self, 0, send_buffer_bytes=send_buffer_bytes)
         worker.greet()
         assert struct.unpack_from("<IiQ", self.kernel.recv(4096))[1:] == (0, INIT_UNIQUE)
         assert self.told() == {"kind": "initialised"}
@@ -366,6 +369,29 @@ def test_while_workers_fail_everything_is_eio_until_one_is_ready(start: Start, e
     assert worker.take()[1] == 12
 
 
+def test_what_a_worker_held_that_died_while_workers_fail_is_eio(start: Start, expected_logs: Declare) -> None:
+    expected_logs(r"workers die as fast as they start", count=1)
+    system = start()
+    worker = system.first_worker()
+    system.ask(wire.GETATTR, 10)
+    worker.take()
+    system.order(kind="workers_failing", failing=True)
+    worker.die()
+    assert system.answered() == (errno.EIO, 10, b"")
+
+
+def test_a_worker_s_place_is_another_one_s_though_its_socket_is_still_open(start: Start) -> None:
+    """It is dead, and something that it has started lives on with the socket."""
+    system = start()
+    worker = system.first_worker()
+    system.ask(wire.GETATTR, 10)
+    worker.take()
+    after = FakeWorker(system, 0)
+    after.greet()
+    assert after.take()[:2] == (wire.GETATTR, 10)
+    assert worker.requests.recv(100) == b"", "cut off"
+
+
 def test_a_worker_has_no_more_reads_than_slots(start: Start) -> None:
     system = start()
     worker = system.first_worker()
@@ -455,6 +481,20 @@ def test_no_worker_can_end_the_kernel_s_sending_of_open(start: Start, expected_l
     assert opened(system) == (10, wire.FOPEN_KEEP_CACHE, 0)
 
 
+def test_an_open_answered_with_something_else_is_another_worker_s(start: Start, expected_logs: Declare) -> None:
+    expected_logs(r"worker cut off.*an OPEN answered with 21 bytes", count=1)
+    system = start("passthrough")
+    worker = system.first_worker()
+    system.ask(wire.OPEN, 10, inode=50)
+    worker.take()
+    worker.answer(10, b"bytes")
+    assert system.told()["kind"] == "worker_broken"
+    second = system.worker(1)
+    assert second.take()[:2] == (wire.OPEN, 10)
+    open_answer(second, 10)
+    assert opened(system) == (10, wire.FOPEN_KEEP_CACHE, 0)
+
+
 def test_a_worker_for_which_nothing_is_left_is_asked_for_again_and_leaves_no_descriptor(
     start: Start, expected_logs: Declare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -510,19 +550,24 @@ def test_an_answer_to_no_request_is_dropped(start: Start) -> None:
 
 
 def test_a_full_worker_socket_makes_requests_wait_and_lose_nothing(start: Start) -> None:
+    """They are given as soon as the worker takes some out, also while it answers nothing."""
     system = start()
-    worker = system.first_worker()
-    # The smallest buffer (4.5 KiB) holds a few requests with a long name.
+    worker = system.first_worker(
+        send_buffer_bytes=1
+    )  # the smallest there is (4.5 KiB): a few requests with a long name
     count = 30
     for unique in range(10, 10 + count):
         system.ask(wire.LOOKUP, unique, body=b"n" * 900 + b"\0")
+    wait_until(lambda: system.status()["waiting"] > 0)
+    assert system.status()["in_flight"] < count
     seen = []
     for _ in range(count):
         opcode, unique, _ = worker.take()
         assert opcode == wire.LOOKUP
         seen.append(unique)
-        worker.answer(unique, error=errno.ENOENT)
     assert seen == list(range(10, 10 + count))
+    for unique in seen:
+        worker.answer(unique, error=errno.ENOENT)
     assert sorted(system.answered()[1] for _ in range(count)) == seen
 
 
@@ -898,6 +943,19 @@ def test_a_refused_open_is_not_counted(start: Start, block: Path) -> None:
     worker.take()
     worker.answer(10, error=errno.ESTALE)
     assert system.answered() == (errno.ESTALE, 10, b"")
+    assert system.status()["open_inodes"] == 0
+
+
+def test_an_open_whose_caller_is_gone_is_not_counted(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel takes no answer, and sends no RELEASE."""
+    system = start("passthrough")
+    worker = system.first_worker()
+    system.ask(wire.OPEN, 10, inode=50)
+    worker.take()
+    monkeypatch.setattr(system.gate._answers, "write", lambda answer: False)
+    open_answer(worker, 10)
+    wait_until(lambda: system.status()["opens"]["ordinary"] == 1)
+    wait_until(lambda: system.status()["in_flight"] == 0)
     assert system.status()["open_inodes"] == 0
 
 
