@@ -67,7 +67,9 @@ def _make_missing(folder: Path, mode: int) -> None:
                 with _opened(missing) as descriptor:  # not by its name, which may be another thing's by now
                     os.fchmod(descriptor, mode)  # whatever the umask
     except OSError as exc:
-        raise StateError(f"folder {folder} can't be made: {exc.strerror}") from exc
+        raise StateError(
+            f"folder {folder} can't be made: {exc.strerror}; give another --state-dir or --runtime-dir"
+        ) from exc
 
 
 @contextlib.contextmanager

@@ -32,7 +32,7 @@ def _no_bool(value: Any) -> Any:
 
 
 def _absolute(value: Path) -> Path:
-    return Path(absolute(value.expanduser()))
+    return Path(absolute(os.path.expanduser(value)))
 
 
 def _host_port(value: str) -> str:
@@ -75,7 +75,9 @@ class FrozenModel(BaseModel):
 def _default_state_dir() -> Path:
     if os.geteuid() == 0:
         return Path("/var/lib/fusecache")
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "fusecache"
+    # Without HOME and an entry in passwd (a container's user) the home is /, as container runtimes have it.
+    home = os.path.expanduser("~")
+    return Path(os.environ.get("XDG_STATE_HOME") or Path("/", home.removeprefix("~"), ".local/state")) / "fusecache"
 
 
 def _default_runtime_dir() -> Path:

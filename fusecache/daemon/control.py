@@ -25,7 +25,7 @@ import trio
 
 from fusecache.daemon.accepting import accepted
 from fusecache.daemon.control_client import CREDENTIALS, call, socket_path
-from fusecache.errors import FusecacheError, PermissionDenied, UsageError
+from fusecache.errors import FusecacheError, MountError, UsageError
 
 __all__ = ["ControlServer", "Handler", "call", "socket_path"]
 
@@ -149,7 +149,7 @@ class ControlServer:
             return _failure(UsageError(f"the request's kind {str(kind)[:64]!r} is not known; known: {known}"))
         if handler.privileged and uid not in self._trusted:
             log.warning("control_request_refused", kind=handler.name, uid=uid)
-            return _failure(PermissionDenied(f"{handler.name} is for root and the user who mounted, not for uid {uid}"))
+            return _failure(MountError(f"{handler.name} is for root and the user who mounted, not for uid {uid}"))
         try:
             with trio.fail_after(HANDLER_S):
                 return {"ok": True, **await handler.fn(request)}

@@ -24,7 +24,7 @@ from fusecache.daemon.mount_child import OTHER_DESCRIPTORS
 from fusecache.daemon.mountpoint import check_device, containing_mount
 from fusecache.daemon.own_folders import identity_of
 from fusecache.errors import FusecacheError
-from fusecache.kernel.features import KNOWN_FEATURES, decide_open_mode, parse_mask
+from fusecache.kernel.features import KNOWN_FEATURES, Features, decide_open_mode, parse_mask
 from fusecache.kernel.probe import probe
 
 Verdict = Literal["ok", "warn", "fail"]
@@ -119,11 +119,20 @@ def check_kernel_features(settings: Settings) -> Iterator[Check]:
         yield Check("kernel features", "fail", str(failure), "correct kernel_features")
         return
     usable = [row.name for row in features.rows if row.usable]
+    if not usable and len(reasons := {row.why for row in features.rows}) == 1:
+        found = f"none can be used: {reasons.pop()}"
+        yield Check("kernel features", "warn", found, "mount as root; open_mode classic works without")
+        yield from _check_open_mode(features, settings)
+        return
     yield Check("kernel features", "ok" if usable else "warn", ", ".join(usable) or "none can be used")
     purposes = {known.name: known.purpose for known in KNOWN_FEATURES}
     for row in features.rows:
         if not row.usable:
             yield Check(f"kernel feature {row.name}", "warn", row.why, f"without it, no {purposes[row.name]}")
+    yield from _check_open_mode(features, settings)
+
+
+def _check_open_mode(features: Features, settings: Settings) -> Iterator[Check]:
     try:
         decision = decide_open_mode(features, settings.open_mode)
     except FusecacheError as failure:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -18,6 +19,18 @@ ROOT = Path(__file__).parents[2]
 def test_settings_defaults_are_valid_values_themselves() -> None:
     defaults = Settings()
     assert Settings(**defaults.model_dump()) == defaults
+
+
+def test_settings_state_of_a_user_without_a_home_lies_below_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container's user need not be in passwd; what mounts nothing (`wait`) works all the same."""
+    for name in ("HOME", "XDG_STATE_HOME", "XDG_RUNTIME_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("getuid", "geteuid"):
+        monkeypatch.setattr(os, name, lambda: 54321)
+    assert Settings().state_dir == Path("/.local/state/fusecache")
+    assert Settings().runtime_dir == Path("/.local/state/fusecache/run")
+    monkeypatch.setenv("HOME", "/home/alice")
+    assert Settings().state_dir == Path("/home/alice/.local/state/fusecache")
 
 
 def test_settings_every_field_says_what_it_is_for() -> None:

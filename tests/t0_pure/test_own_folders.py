@@ -35,6 +35,13 @@ def test_shared_folder_is_made_for_others_to_enter_whatever_the_umask(tmp_path: 
     assert mode_of(tmp_path / "a") == mode_of(tmp_path / "a" / "b") == 0o755
 
 
+def test_folder_that_can_not_be_made_is_told_with_what_to_give(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    advice = r"file/a can't be made: Not a directory; give another --state-dir or --runtime-dir"
+    with pytest.raises(StateError, match=advice):
+        prepare_shared_folder(tmp_path / "file" / "a")
+
+
 def test_shared_folder_that_nobody_else_needs_stays_closed(tmp_path: Path) -> None:
     prepare_shared_folder(tmp_path / "a", entered_by_others=False)
     assert mode_of(tmp_path / "a") == 0o700

@@ -206,7 +206,7 @@ def test_changing_kinds_are_refused_to_another_user(tmp_path: Path, expected_log
             check=True,
         )
     answers = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [answer.get("type") for answer in answers] == ["PermissionDenied", "PermissionDenied", None]
+    assert [answer.get("type") for answer in answers] == ["MountError", "MountError", None]
     assert answers[2]["ready"]
 
 
