@@ -1,10 +1,6 @@
 """Embedded servers for tests: on a free port, over a folder of the test, and a client that speaks plain gRPC.
 
-`embedded_server(...)` is a context manager; the fixtures `source` (an empty folder) and `server` (one block
-worker over it) suit most tests:
-
-    from tests.support.embedded import server, source  # noqa: F401
-
+`embedded_server(...)` is a context manager.
 `WireClient` has no retries and no checks: it shows what is on the wire, and is not the client under test.
 """
 
@@ -22,7 +18,6 @@ from types import TracebackType
 from typing import Any
 
 import grpc
-import pytest
 
 from fusecache.embedded.server import EmbeddedServer
 from fusecache.pb.alluxio import (
@@ -53,21 +48,6 @@ from fusecache.pb.alluxio.sasl_server_pb2 import CHALLENGE, SIMPLE, SaslMessage
 def embedded_server(folder: Path, state: Path, **options: Any) -> Iterator[EmbeddedServer]:
     """A running server; `options` are those of EmbeddedServer."""
     with EmbeddedServer(folder, state, **options) as running:
-        yield running
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    """An empty folder to serve."""
-    folder = tmp_path / "source"
-    folder.mkdir()
-    return folder
-
-
-@pytest.fixture
-def server(source: Path, tmp_path: Path) -> Iterator[EmbeddedServer]:
-    """A server over `source` with one block worker and SIMPLE authentication."""
-    with embedded_server(source, tmp_path / "state") as running:
         yield running
 
 

@@ -13,28 +13,16 @@ import structlog
 
 from fusecache import logs
 from tests.support import log_noise
-
-
-class MovableClock:
-    """A clock that a test moves."""
-
-    def __init__(self) -> None:
-        self.time_s = 1000.0
-
-    def now(self) -> float:
-        return self.time_s
-
-    def sleep(self, seconds: float) -> None:
-        self.time_s += seconds
+from tests.support.clocks import MovedClock
 
 
 @pytest.fixture
-def clock() -> MovableClock:
-    return MovableClock()
+def clock() -> MovedClock:
+    return MovedClock()
 
 
 @pytest.fixture
-def stream(clock: MovableClock) -> Iterator[io.StringIO]:
+def stream(clock: MovedClock) -> Iterator[io.StringIO]:
     root = logging.getLogger()
     before = root.level
     target = io.StringIO()
@@ -75,7 +63,7 @@ def test_set_level_reaches_a_logger_that_exists(stream: io.StringIO) -> None:
     assert logs.level() == "error"
 
 
-def test_repeated_failure_passes_once_per_interval_with_a_count(stream: io.StringIO, clock: MovableClock) -> None:
+def test_repeated_failure_passes_once_per_interval_with_a_count(stream: io.StringIO, clock: MovedClock) -> None:
     log = structlog.get_logger("x")
     for attempt in range(100):
         log.warning("disk failed", attempt=attempt)
@@ -143,14 +131,14 @@ def test_stream_that_can_not_be_written_fails_nobody(stream: io.StringIO) -> Non
     structlog.get_logger("x").error("nobody reads this")
 
 
-def test_console_form_is_text(clock: MovableClock, stream: io.StringIO) -> None:
+def test_console_form_is_text(clock: MovedClock, stream: io.StringIO) -> None:
     logs.configure("info", "console", stream=stream, clock=clock)
     structlog.get_logger("x").warning("disk failed", path="/mnt")
     assert "[warning  ] disk failed" in stream.getvalue()
     assert "path=/mnt" in stream.getvalue()
 
 
-def test_auto_form_off_a_terminal_is_json(clock: MovableClock, stream: io.StringIO) -> None:
+def test_auto_form_off_a_terminal_is_json(clock: MovedClock, stream: io.StringIO) -> None:
     logs.configure("info", "auto", stream=stream, clock=clock)
     structlog.get_logger("x").info("hello")
     assert events(stream)[0]["event"] == "hello"

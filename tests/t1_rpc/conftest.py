@@ -25,6 +25,14 @@ IMPATIENT: dict[str, Any] = {"stall_s": 10.0, "connect_s": 5.0, "rpc_try_s": 5.0
 
 
 @pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """An empty folder for an embedded server."""
+    folder = tmp_path / "source"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
 def clock() -> SystemClock:
     return SystemClock()
 

@@ -33,13 +33,6 @@ BLOCK = 4096
 NEVER_FREED: dict[str, float | None] = {"free_after_s": None}
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    folder = tmp_path / "source"
-    folder.mkdir()
-    return folder
-
-
 both_ways = pytest.mark.parametrize("server", [True, False], indirect=True, ids=["links", "copies"])
 """Where it matters whether blocks are links or copies."""
 

@@ -22,14 +22,8 @@ from fusecache.pb.alluxio.file_system_master_pb2 import (
     GetFilePathPRequest,
     GetStatusPRequest,
 )
+from tests.support.clocks import MovedClock
 from tests.support.embedded import WireClient, common_options, embedded_server, replace
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    folder = tmp_path / "source"
-    folder.mkdir()
-    return folder
 
 
 @pytest.fixture
@@ -360,21 +354,8 @@ def test_status_of_a_folder_with_sync_does_not_list_it(client: WireClient, sourc
     assert names(client, b"/folder", sync_interval_ms=0) == [b"new"]
 
 
-class MovableClock:
-    """A clock that stands until it is moved."""
-
-    def __init__(self) -> None:
-        self.time_s = 1000.0
-
-    def now(self) -> float:
-        return self.time_s
-
-    def sleep(self, seconds: float) -> None:
-        self.time_s += seconds
-
-
 def test_interval_looks_again_only_when_the_last_look_is_older(source: Path, tmp_path: Path) -> None:
-    clock = MovableClock()
+    clock = MovedClock()
     (source / "file").write_bytes(b"1")
     with (
         embedded_server(source, tmp_path / "state", clock=clock) as running,

@@ -30,13 +30,6 @@ from tests.support.embedded import WireClient, embedded_server, read_request, wa
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Path:
-    folder = tmp_path / "source"
-    folder.mkdir()
-    return folder
-
-
-@pytest.fixture
 def server(source: Path, tmp_path: Path) -> Iterator[EmbeddedServer]:
     with embedded_server(source, tmp_path / "state", block_workers=2) as running:
         yield running

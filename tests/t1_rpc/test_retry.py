@@ -8,21 +8,7 @@ import pytest
 
 from fusecache.rpc.budget import Budget
 from fusecache.rpc.retry import FIRST_PAUSE_S, LONGEST_PAUSE_S, call_with_retry, pause_s
-
-
-class StillClock:
-    """Time passes by sleeping only."""
-
-    def __init__(self) -> None:
-        self.time_s = 1000.0
-        self.slept: list[float] = []
-
-    def now(self) -> float:
-        return self.time_s
-
-    def sleep(self, seconds: float) -> None:
-        self.slept.append(seconds)
-        self.time_s += seconds
+from tests.support.clocks import MovedClock
 
 
 class Later(Exception):
@@ -36,7 +22,7 @@ class Never(Exception):
 class Flaky:
     """Fails with each of `failures`, then answers; a try takes `takes_s`."""
 
-    def __init__(self, clock: StillClock, failures: list[Exception], takes_s: float = 0.0) -> None:
+    def __init__(self, clock: MovedClock, failures: list[Exception], takes_s: float = 0.0) -> None:
         self.clock = clock
         self.failures = list(failures)
         self.takes_s = takes_s
@@ -50,7 +36,7 @@ class Flaky:
         return "answer"
 
 
-def run(clock: StillClock, call: Flaky, total_s: float, *, try_s: float = 30.0) -> tuple[str, list[int]]:
+def run(clock: MovedClock, call: Flaky, total_s: float, *, try_s: float = 30.0) -> tuple[str, list[int]]:
     retries: list[int] = []
     answer = call_with_retry(
         call,
@@ -65,13 +51,13 @@ def run(clock: StillClock, call: Flaky, total_s: float, *, try_s: float = 30.0) 
 
 
 def test_retry_first_answer_is_taken_without_a_pause() -> None:
-    clock = StillClock()
+    clock = MovedClock()
     assert run(clock, Flaky(clock, []), 10.0) == ("answer", [])
     assert clock.slept == []
 
 
 def test_retry_temporary_failures_are_tried_again_with_growing_pauses() -> None:
-    clock = StillClock()
+    clock = MovedClock()
     answer, retries = run(clock, Flaky(clock, [Later()] * 12), 120.0)
     assert (answer, retries) == ("answer", list(range(1, 13)))
     for number, slept in enumerate(clock.slept, start=1):
@@ -80,7 +66,7 @@ def test_retry_temporary_failures_are_tried_again_with_growing_pauses() -> None:
 
 
 def test_retry_final_failure_is_raised_at_once() -> None:
-    clock = StillClock()
+    clock = MovedClock()
     call = Flaky(clock, [Later(), Never(), Later()])
     with pytest.raises(Never):
         run(clock, call, 120.0)
@@ -89,7 +75,7 @@ def test_retry_final_failure_is_raised_at_once() -> None:
 
 def test_retry_spent_budget_raises_in_time_what_the_try_before_the_last_said() -> None:
     """The last one has what is left of the budget, and seldom more to say than that."""
-    clock = StillClock()
+    clock = MovedClock()
     call = Flaky(clock, [Later(str(n)) for n in range(1000)])
     with pytest.raises(Later) as raised:
         run(clock, call, 20.0)
@@ -102,13 +88,13 @@ def test_retry_spent_budget_raises_in_time_what_the_try_before_the_last_said() -
 
 
 def test_retry_budget_of_one_try_raises_what_that_one_said() -> None:
-    clock = StillClock()
+    clock = MovedClock()
     with pytest.raises(Later, match="alone"):
         run(clock, Flaky(clock, [Later("alone")], takes_s=100.0), 20.0)
 
 
 def test_retry_no_try_is_given_more_than_what_is_left() -> None:
-    clock = StillClock()
+    clock = MovedClock()
     call = Flaky(clock, [Later()] * 100, takes_s=100.0)
     with pytest.raises(Later):
         run(clock, call, 70.0, try_s=30.0)
@@ -118,7 +104,7 @@ def test_retry_no_try_is_given_more_than_what_is_left() -> None:
 
 
 def test_retry_spent_budget_still_makes_one_try() -> None:
-    clock = StillClock()
+    clock = MovedClock()
     assert run(clock, Flaky(clock, []), 0.0)[0] == "answer"
 
 
@@ -132,7 +118,7 @@ def test_pause_number_of_tries_may_be_huge() -> None:
 
 
 def test_budget_part_never_outlives_the_whole() -> None:
-    clock = StillClock()
+    clock = MovedClock()
     budget = Budget(clock, 10.0)
     assert budget.part(3.0).remaining_s() == pytest.approx(3.0)
     clock.sleep(9.0)

@@ -30,24 +30,12 @@ from fusecache.fs.operations import Operations
 from fusecache.metrics import Metrics
 from fusecache.prefetch.reader import Readers
 from fusecache.rpc.budget import Budget
+from tests.support.clocks import LoopClock
 from tests.t2_cache.alluxio_model import AlluxioModel
 
 ROOT = pyfuse3.ROOT_INODE
 CONTEXT: Any = None
 """No handler looks at the caller: the kernel checks permissions."""
-
-
-class ManualClock:
-    """Time that moves when the test says so."""
-
-    def __init__(self) -> None:
-        self.time_s = 1_000.0
-
-    def now(self) -> float:
-        return self.time_s
-
-    def sleep(self, seconds: float) -> None:
-        raise AssertionError("nothing may block the thread here")
 
 
 class Listed(NamedTuple):
@@ -137,7 +125,7 @@ class Rig:
     def __init__(self, state: Path, settings: dict[str, Any]) -> None:
         self.model = AlluxioModel(piece=settings.pop("piece", 1000))
         self.contents = Contents()
-        self.clock = ManualClock()
+        self.clock = LoopClock()
         self.metrics = Metrics()
         self.settings = Settings.model_validate(settings)
         self.changes: list[Change] = []

@@ -9,19 +9,9 @@ from fusecache.cache.record import Entry
 from fusecache.config.settings import Settings
 from fusecache.daemon.file_context import CONFIRM_AGE_S, RELIST_AFTER, RELIST_ENTRIES, MetadataFileContext
 from fusecache.errors import NotFound, StaleId, Unavailable
+from tests.support.clocks import MovedClock
 
 FOLDER = 77
-
-
-class FakeClock:
-    def __init__(self) -> None:
-        self.time_s = 1000.0
-
-    def now(self) -> float:
-        return self.time_s
-
-    def sleep(self, seconds: float) -> None:
-        self.time_s += seconds
 
 
 class FakeTree:
@@ -58,7 +48,7 @@ def entry(inode: int) -> Entry:
 
 class Bench:
     def __init__(self, *, listed_s_ago: float | None, entries: int = 100, file_id: int | None = 8) -> None:
-        self.clock = FakeClock()
+        self.clock = MovedClock()
         listing = None if listed_s_ago is None else Listing(self.clock.time_s - listed_s_ago, entries, False)
         self.tree, self.client, self.relisted = FakeTree(listing), FakeClient(file_id), []
         self.context = MetadataFileContext(

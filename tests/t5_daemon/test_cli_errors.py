@@ -7,7 +7,6 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,23 +24,6 @@ from tests.support.supervised import runs, until
 USAGE, MOUNT, STATE, UPSTREAM = 2, 3, 4, 6
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount and change capabilities")
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    folder = tmp_path / "source"
-    folder.mkdir()
-    (folder / "photo.jpg").write_bytes(b"bytes")
-    return folder
-
-
-@pytest.fixture
-def point(tmp_path: Path) -> Iterator[Path]:
-    """An empty mount point; nothing may be mounted there afterwards."""
-    folder = tmp_path / "mnt"
-    folder.mkdir()
-    yield folder
-    assert not is_mounted(folder)
 
 
 SOURCES = [

@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import urllib.error
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,29 +15,12 @@ import pytest
 from tests.support import log_noise
 from tests.support.command import environment, error_line, fusecache
 from tests.support.http_get import http_get
-from tests.support.mounting import Mount, is_mounted, needs_fuse
+from tests.support.mounting import Mount, needs_fuse
 from tests.support.supervised import until
 
 pytestmark = needs_fuse
 
 STATE = 4
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    folder = tmp_path / "source"
-    folder.mkdir()
-    (folder / "photo.jpg").write_bytes(b"bytes")
-    return folder
-
-
-@pytest.fixture
-def point(tmp_path: Path) -> Iterator[Path]:
-    """An empty mount point; nothing may be mounted there afterwards."""
-    folder = tmp_path / "mnt"
-    folder.mkdir()
-    yield folder
-    assert not is_mounted(folder)
 
 
 def free_address() -> str:

@@ -19,26 +19,24 @@ from fusecache.controller.model import Node, Pod, node_from_json, pod_from_json
 from fusecache.controller.reconcile import Reconciler
 from fusecache.controller.reports import Reports, Stream
 from fusecache.metrics import Metrics
+from tests.support.clocks import LoopClock
 from tests.t6_controller.api_double import ApiDouble
 from tests.t6_controller.objects import report
 
 LIMIT_S = 30.0
 
 
-class MovedClock:
-    """Stands still until the test moves it."""
+class SlowClock(LoopClock):
+    """Stands still until the test moves it, or looks at it."""
 
     def __init__(self) -> None:
-        self.now_s = 1000.0
+        super().__init__()
         self.step_s = 0.0
         """Passes with every look at the clock: a machine that is slow."""
 
     def now(self) -> float:
-        self.now_s += self.step_s
-        return self.now_s
-
-    def sleep(self, seconds: float) -> None:
-        raise AssertionError("nothing here may block the event loop")
+        self.time_s += self.step_s
+        return self.time_s
 
 
 class Rig:
@@ -47,7 +45,7 @@ class Rig:
     def __init__(self, api: ApiDouble, kube: KubeApi, **placement: Any) -> None:
         self.api = api
         self.kube = kube
-        self.clock = MovedClock()
+        self.clock = SlowClock()
         self.metrics = Metrics(show_unused=False)
         self.settings = PlacementConfig(**placement)
         self.reports = Reports(self.settings.report_interval_s)
@@ -82,7 +80,7 @@ class Rig:
         self.loop.lead_changed(True)
 
     def pass_time(self, seconds: float) -> None:
-        self.clock.now_s += seconds
+        self.clock.time_s += seconds
         self.loop.wake()
 
     async def until(self, what: str, condition: Callable[[], bool]) -> None:

@@ -13,8 +13,9 @@ from fusecache.controller.kube import KubeApi
 from fusecache.controller.lease import LeaseHolder
 from fusecache.metrics import Metrics
 from tests.support import log_noise
+from tests.support.clocks import LoopClock
 from tests.t6_controller.api_double import ApiDouble
-from tests.t6_controller.rig import MovedClock, run
+from tests.t6_controller.rig import run
 
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/fusecache/leases/fusecache-controller"
 KEY = "fusecache/fusecache-controller"
@@ -37,7 +38,7 @@ async def connected(api: ApiDouble, folder: Path) -> AsyncIterator[KubeApi]:
 class Candidate:
     """One holder, running."""
 
-    def __init__(self, kube: KubeApi, name: str, clock: MovedClock) -> None:
+    def __init__(self, kube: KubeApi, name: str, clock: LoopClock) -> None:
         self.told: list[bool] = []
         self.metrics = Metrics(show_unused=False)
         self.holder = LeaseHolder(
@@ -52,7 +53,7 @@ class Candidate:
 
 
 @asynccontextmanager
-async def candidate(kube: KubeApi, name: str, clock: MovedClock) -> AsyncIterator[Candidate]:
+async def candidate(kube: KubeApi, name: str, clock: LoopClock) -> AsyncIterator[Candidate]:
     made = Candidate(kube, name, clock)
     task = asyncio.create_task(made.holder.run())
     try:
@@ -64,7 +65,7 @@ async def candidate(kube: KubeApi, name: str, clock: MovedClock) -> AsyncIterato
 
 def test_only_one_of_two_leads(api: ApiDouble, tmp_path: Path) -> None:
     async def story() -> None:
-        clock = MovedClock()  # it stands still, so nothing runs out
+        clock = LoopClock()  # it stands still, so nothing runs out
         async with (
             connected(api, tmp_path) as kube,
             candidate(kube, "a", clock) as first,
@@ -85,7 +86,7 @@ def test_only_one_of_two_leads(api: ApiDouble, tmp_path: Path) -> None:
 
 def test_given_back_lease_is_taken_over_at_once(api: ApiDouble, tmp_path: Path) -> None:
     async def story() -> None:
-        clock = MovedClock()
+        clock = LoopClock()
         async with connected(api, tmp_path) as kube:
             async with candidate(kube, "first", clock) as first:
                 await first.until(True)
@@ -107,7 +108,7 @@ def test_holder_that_can_not_renew_stops_leading_and_comes_back(
     expected_logs("lease_not_renewed.*503")
 
     async def story() -> None:
-        clock = MovedClock()
+        clock = LoopClock()
         async with connected(api, tmp_path) as kube, candidate(kube, "only", clock) as only:
             await only.until(True)
             api.refuse("GET", LEASE, 503, 1000)
@@ -115,7 +116,7 @@ def test_holder_that_can_not_renew_stops_leading_and_comes_back(
             while api.refusals_left() > left - 2:
                 await asyncio.sleep(0.01)
             assert only.holder.leads()  # a failed renewal or two is no reason
-            clock.now_s += DURATION_S * 2 / 3 + 0.01
+            clock.time_s += DURATION_S * 2 / 3 + 0.01
             assert not only.holder.leads()  # at once, without waiting for the loop
             await only.until(False)
             api.allow_all()
@@ -126,7 +127,7 @@ def test_holder_that_can_not_renew_stops_leading_and_comes_back(
 
 def test_lease_of_a_dead_holder_runs_out_by_the_own_clock(api: ApiDouble, tmp_path: Path) -> None:
     async def story() -> None:
-        clock = MovedClock()
+        clock = LoopClock()
         api.create(
             "leases",
             {
@@ -136,11 +137,11 @@ def test_lease_of_a_dead_holder_runs_out_by_the_own_clock(api: ApiDouble, tmp_pa
         )
         async with connected(api, tmp_path) as kube, candidate(kube, "new", clock) as new:
             await asyncio.to_thread(api.wait_for_calls, "GET", LEASE, 2)
-            clock.now_s += 14.9
+            clock.time_s += 14.9
             reads = api.calls.count(("GET", LEASE))
             await asyncio.to_thread(api.wait_for_calls, "GET", LEASE, reads + 2)
             assert new.told == []
-            clock.now_s += 0.1
+            clock.time_s += 0.1
             await new.until(True)
             assert api.get("leases", KEY)["spec"]["holderIdentity"] == "new"
 

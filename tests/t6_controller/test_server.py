@@ -17,27 +17,15 @@ from fusecache.metrics import Metrics
 from fusecache.pb.locality import locality_pb2 as pb
 from fusecache.pb.locality import locality_pb2_grpc
 from tests.support import log_noise
+from tests.support.clocks import LoopClock
 from tests.t6_controller.objects import report
-
-
-class FakeClock:
-    """Moved by the test."""
-
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def now(self) -> float:
-        return self.now_s
-
-    def sleep(self, seconds: float) -> None:
-        raise AssertionError("nothing here may block the event loop")
 
 
 class Running:
     """A server and a channel to it."""
 
     def __init__(self, interval_s: float) -> None:
-        self.clock = FakeClock()
+        self.clock = LoopClock()
         self.metrics = Metrics(show_unused=False)
         self.reports = Reports(interval_s)
         self.leading = True
@@ -116,7 +104,7 @@ async def test_reports_are_taken_and_listed() -> None:
         await call.write(report("n", {"a": 5}, total_bytes=10))
         await call.write(report("n", {"b": 1}, total_bytes=10, sequence=2, full=False))
         await made.taken(2)
-        made.clock.now_s += 1.5
+        made.clock.time_s += 1.5
         answer = await stub.ListLocality(pb.ListLocalityRequest())
         assert answer.nodes_reporting == 1
         assert [(row.dataset, row.node_name, row.tier, row.bytes, row.age_ms, row.counts) for row in answer.rows] == [
@@ -124,7 +112,7 @@ async def test_reports_are_taken_and_listed() -> None:
             ("b", "n", pb.TIER_LOCAL_BLOCK_WORKER, 1, 1500, True),
         ]
         assert len((await stub.ListLocality(pb.ListLocalityRequest(dataset="a"))).rows) == 1
-        made.clock.now_s += 14.0
+        made.clock.time_s += 14.0
         late = await stub.ListLocality(pb.ListLocalityRequest())
         assert late.nodes_reporting == 0
         assert [row.counts for row in late.rows] == [False, False]
