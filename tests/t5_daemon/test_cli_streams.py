@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -76,6 +79,23 @@ def test_absolute_name_in_a_folder_that_is_gone_is_fine(tmp_path: Path) -> None:
     gone.mkdir()
     done = shell(f'rmdir {gone}; "$@"', tmp_path, "umount", tmp_path, cwd=gone)
     assert (done.returncode, done.stdout) == (0, f"{tmp_path}: not mounted\n")
+
+
+def test_interrupt_while_the_program_is_loaded_shows_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "click.py").write_text("import time\nprint('loading', flush=True)\ntime.sleep(60)\n")
+    own = environment(tmp_path)
+    with subprocess.Popen(
+        [sys.executable, "-m", "fusecache", "version"],
+        env={**own, "PYTHONPATH": os.pathsep.join((str(tmp_path), own["PYTHONPATH"]))},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as loading:
+        assert loading.stdout is not None
+        assert loading.stdout.readline() == "loading\n"
+        loading.send_signal(signal.SIGINT)
+        _, errors = loading.communicate(timeout=30)
+    assert (loading.returncode, errors) == (-signal.SIGINT, "")
 
 
 @needs_fuse
