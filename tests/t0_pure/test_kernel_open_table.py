@@ -109,6 +109,8 @@ def test_a_request_that_was_applied_before_the_gate_died_is_not_counted_again() 
     after = OpenTable(memory)
     assert after.was_applied(40 | RESEND_BIT)
     assert not after.was_applied(38 | RESEND_BIT)
+    after.open(after.rows[7], 42)
+    assert OpenTable(memory).was_applied(42 | RESEND_BIT)
     after.release(7, 41, 0.0)
     assert OpenTable(memory).was_applied(41 | RESEND_BIT)
 

@@ -49,6 +49,14 @@ def test_silence_counts_from_the_question() -> None:
     assert watch.look(3700.0) == "ask"
 
 
+def test_a_question_that_was_open_while_everything_was_frozen_counts_anew() -> None:
+    """The part goes on a moment after who looks: its answer is not there yet."""
+    watch = started(3.0)
+    assert watch.look(100.0) == "ask"
+    verdicts = [watch.look(3700.0 + second) for second in range(5)]
+    assert verdicts == ["wait", "wait", "wait", "wait", "stuck"]
+
+
 def test_another_process_is_not_blamed_for_the_last_one_and_asked_at_once() -> None:
     watch = PartWatch(3.0, START_S)
     assert watch.look(100.0) == "ask"

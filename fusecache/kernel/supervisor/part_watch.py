@@ -1,7 +1,8 @@
 """Does a part, gate or agent, still turn? Pure: times and answers are given, and a question or a verdict comes out.
 
 It is asked QUESTIONS times within `silent_s`. Silence counts from the oldest question that was not answered, not from
-the last answer: a supervisor that was stopped itself must not take that for the part's silence.
+the last answer, and anew from the first look of a supervisor that was stopped itself: with a frozen control group, or
+a machine that stood still, the part was stopped too, may be with a question in its hands.
 """
 
 from __future__ import annotations
@@ -9,6 +10,9 @@ from __future__ import annotations
 from typing import Final, Literal
 
 QUESTIONS: Final = 6
+STOPPED_S: Final = 5.0
+"""Between two looks, which are a second apart: who looks was stopped."""
+
 Verdict = Literal["wait", "ask", "stuck"]
 
 
@@ -21,6 +25,7 @@ class PartWatch:
         self._start_s = start_s
         self._asked_at_s: float | None = None
         self._next_at_s = 0.0
+        self._looked_at_s = 0.0
         self._has_answered = False
 
     def started(self) -> None:
@@ -36,6 +41,9 @@ class PartWatch:
 
     def look(self, now_s: float) -> Verdict:
         """What to do now. `stuck` is said once; the part then has `silent_s` to be gone before it is asked again."""
+        if self._asked_at_s is not None and now_s - self._looked_at_s > STOPPED_S:
+            self._asked_at_s = now_s
+        self._looked_at_s = now_s
         limit_s = self._silent_s if self._has_answered else max(self._silent_s, self._start_s)
         if self._asked_at_s is not None and now_s - self._asked_at_s > limit_s:
             self._asked_at_s = None
