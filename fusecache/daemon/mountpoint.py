@@ -35,6 +35,10 @@ PROBE_S = 5.0
 COMMAND_S = 10.0
 """Seconds one unmounting command may take."""
 
+CLAIM_S = 60.0
+"""Longer than looking at a mount that hangs, detaching it and mounting take."""
+
+CLAIM_POLL_S = 0.02
 POLL_S = 0.1
 FUSE_DEVICE = Path("/dev/fuse")
 FUSE_CONF = Path("/etc/fuse.conf")
@@ -236,7 +240,8 @@ def may_allow_other(fuse_conf: Path = FUSE_CONF) -> bool:
 
 @contextmanager
 def claim(lock_file: Path) -> Iterator[None]:
-    """Wait until no other process is within `claim` of the same file. StateError when it can't be made.
+    """Wait until no other process is within `claim` of the same file. StateError when it can't be made, MountError when
+    another one stays there for CLAIM_S: one that is stopped would keep everybody waiting for ever.
 
     Looking at a mount point and mounting there are two steps; without this, two starts at once mount on top of each
     other, and one may detach the other's fresh mount for a dead one.
@@ -248,8 +253,18 @@ def claim(lock_file: Path) -> Iterator[None]:
         raise StateError(
             f"lock file {str(lock_file)!r} can't be made: {failure.strerror}; give another --runtime-dir"
         ) from None
+    deadline_s = time.monotonic() + CLAIM_S
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline_s:
+                    raise MountError(
+                        f"another process has been at that place for {CLAIM_S:.0f} s (lock file {str(lock_file)!r})"
+                    ) from None
+                time.sleep(CLAIM_POLL_S)
         yield
     finally:
         os.close(descriptor)

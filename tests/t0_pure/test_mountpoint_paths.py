@@ -109,3 +109,15 @@ def test_resolve_links_in_a_circle_end(tmp_path: Path) -> None:
     (tmp_path / "b").symlink_to("a")
     with pytest.raises(MountError, match="symbolic links"):
         mountpoint.resolve(tmp_path / "a")
+
+
+def test_a_process_that_stays_at_the_mount_point_keeps_nobody_waiting_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is stopped, for example."""
+    monkeypatch.setattr(mountpoint, "CLAIM_S", 0.05)
+    claimed = mountpoint.claim(tmp_path / "lock")
+    with mountpoint.claim(tmp_path / "lock"), pytest.raises(MountError, match="another process has been at that place"):
+        claimed.__enter__()
+    with mountpoint.claim(tmp_path / "lock"):
+        pass
