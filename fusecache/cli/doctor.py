@@ -84,12 +84,11 @@ def _mount_checks(configuration: Configuration, mounted: MountInfo) -> Iterator[
     from fusecache.daemon import control_client
     from fusecache.daemon.cluster_checks import cluster_checks
     from fusecache.daemon.machine_checks import Check, check_parts
-    from fusecache.daemon.mountpoint import probe
+    from fusecache.daemon.mountpoint import probe, remedy
 
-    path = os.fsdecode(mounted.mountpoint)
-    health = probe(Path(path), ASK_S)
-    advice = "" if health == "ok" else f"mount again to replace it, or `fusecache umount {path}`"
-    yield Check("mount", "ok" if health == "ok" else "fail", f"{path} is {health}", advice)
+    path = Path(os.fsdecode(mounted.mountpoint))
+    health = probe(path, ASK_S)
+    yield Check("mount", "ok" if health == "ok" else "fail", f"{path} is {health}", remedy(health, path))
     try:
         runtime_dir = configuration.settings.runtime_dir
         status = control_client.ask(mounted, runtime_dir, "status", ASK_S)

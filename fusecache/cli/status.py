@@ -35,7 +35,7 @@ def status(mountpoint: Path | None, common: Common, flags: dict[str, object]) ->
       fusecache status
       fusecache status /mnt/imagenet --json
     """
-    from fusecache.daemon.mountpoint import find_mount, is_ours, our_mounts
+    from fusecache.daemon.mountpoint import find_mount, is_ours, our_mounts, remedy
 
     runtime_dir = common.configuration(flags).settings.runtime_dir
     if mountpoint is None:
@@ -56,7 +56,7 @@ def status(mountpoint: Path | None, common: Common, flags: dict[str, object]) ->
     else:
         _print_one(state)
     if state["state"] in ("dead", "hung"):
-        raise MountError(f"{str(mountpoint)!r} is {state['state']}; mount again to replace it, or unmount it")
+        raise MountError(f"{str(mountpoint)!r} is {state['state']}; {remedy(state['state'], mountpoint)}")
 
 
 def state_of(mount: Any, runtime_dir: Path) -> dict[str, Any]:

@@ -194,6 +194,13 @@ def probe(path: Path, timeout_s: float) -> Health:
     return "dead" if code in (errno.ENOTCONN, errno.ECONNABORTED) else "ok"
 
 
+def remedy(health: Health, path: Path) -> str:
+    """What to do about a mount at `path` that does not answer: `prepare` replaces a dead one, and no other."""
+    if health == "ok":
+        return ""
+    return ("mount again to replace it, or " if health == "dead" else "") + f"run `fusecache umount {path}`"
+
+
 def read_inside(path: Path, timeout_s: float) -> bytes | None:
     """Content of a small file inside a mount, read by a child that can be given up; None when it can't be had."""
     code, _, content = _run_child([sys.executable, "-I", "-S", "-c", _READ_SCRIPT, str(path)], timeout_s)

@@ -91,6 +91,11 @@ def test_hung_mount_hangs_nobody_and_is_taken_down(mount: Mount, tmp_path: Path)
     assert mount.process is not None
     signal_all(mount.process.pid, signal.SIGSTOP)
     assert mountpoint.probe(mount.mountpoint, HUNG_S) == "hung"
+    shown = fusecache("status", mount.mountpoint, state=tmp_path)
+    told = f"'{mount.mountpoint}' is hung; run `fusecache umount {mount.mountpoint}`"
+    assert (shown.returncode, shown.stderr) == (3, f"fusecache: {told}\n")
+    line = error_line(fusecache("mount", mount.source, mount.mountpoint, state=tmp_path), 3)
+    assert f"run `fusecache umount {mount.mountpoint}` first" in line, "so it is no advice to mount again"
     done = fusecache("umount", "--timeout-s", "0", mount.mountpoint, state=tmp_path)
     assert done.returncode == 0
     assert not is_mounted(mount.mountpoint)
