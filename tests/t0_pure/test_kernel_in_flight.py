@@ -117,8 +117,8 @@ def test_a_request_that_kills_every_worker_is_given_up_and_blames_no_other() -> 
         loads[0].ready = True
         in_flight.loads[0] = loads[0]
     in_flight.given(poison, loads[0], 0)
-    assert in_flight.choose(innocent, 0) is None
     assert in_flight.choose(look_up(3), 0) is None
+    assert in_flight.choose(innocent, 0) is None
     assert in_flight.died(loads[0]) == ([], [poison])
     assert in_flight.poisoned == 1
 
@@ -179,6 +179,42 @@ def test_a_worker_kept_free_for_one_that_was_given_up_is_free_for_all() -> None:
     assert not in_flight.waiting
 
 
+def test_of_two_last_deliveries_one_is_waited_for_while_the_other_worker_serves_all() -> None:
+    in_flight, loads, _ = workers(2)
+    first, second = read(1), read(2)
+    first.deliveries = second.deliveries = MOST_DELIVERIES - 1
+    in_flight.given(look_up(5), loads[1], 0)
+    assert in_flight.choose(first, 0) is loads[0]
+    in_flight.given(first, loads[0], 0)
+    assert in_flight.choose(second, 0) is None
+    assert in_flight.choose(look_up(6), 0) is loads[1], "it is not kept free as well"
+    in_flight.answer_of(loads[0], 1, 0)
+    assert in_flight.choose(second, 0) is loads[0]
+
+
+def test_an_answer_shows_that_a_worker_is_awake() -> None:
+    in_flight, loads, sockets = workers(1, slots=9)
+    in_flight.given(read(1), loads[0], 0)
+    in_flight.given(read(2), loads[0], 0)
+    in_flight.answer_of(loads[0], 1, 10.0)
+    sockets.unread.add(0)
+    assert in_flight.choose(read(3), 10.0 + STALL_S / 2) is loads[0]
+    assert in_flight.overdue(10.1, 0.25) == []
+    assert in_flight.quiet(10.5, 1.0) == []
+
+
+def test_what_was_no_answer_is_owed_again_with_its_credit() -> None:
+    in_flight, loads, _ = workers(1, slots=1)
+    request = read(1)
+    in_flight.given(request, loads[0], 0)
+    assert in_flight.answer_of(loads[0], 1, 0) is request
+    in_flight.take_back(loads[0], request)
+    assert in_flight.choose(read(2), 0) is None
+    assert in_flight.died(loads[0]) == ([request], [])
+    assert in_flight.redelivered == 1
+    assert not in_flight.loads
+
+
 def test_a_worker_that_hangs_is_not_the_one_that_is_kept_free() -> None:
     in_flight, loads, sockets = workers(2)
     in_flight.given(look_up(5), loads[0], 0)
@@ -225,6 +261,28 @@ def test_an_answer_to_nothing_is_nobodys() -> None:
     in_flight.given(read(1), loads[0], 0)
     assert in_flight.answer_of(loads[0], 2, 0) is None
     assert in_flight.answer_of(loads[1], 1, 0) is None
+
+
+def test_a_worker_that_only_talks_is_not_awake() -> None:
+    """What it was given lies in its socket, and goes to another one; the supervisor hears how long it has lain there."""
+    in_flight, loads, sockets = workers(2)
+    request = read(1)
+    in_flight.given(request, loads[0], 0)
+    sockets.unread.add(0)
+    for moment in range(1, 100):
+        assert in_flight.answer_of(loads[0], 5000 + moment, moment / 100) is None
+    assert in_flight.overdue(1.0, 0.25) == [request]
+    assert in_flight.unread_s(loads[0], 1.0) == 1.0
+    assert in_flight.quiet(1.0, 1.0) == [loads[0]]
+
+
+def test_a_quiet_worker_is_named_once_in_a_while() -> None:
+    in_flight, loads, _ = workers(2)
+    in_flight.given(read(1), loads[0], 0)
+    assert in_flight.quiet(0.9, 1.0) == []
+    assert in_flight.quiet(1.0, 1.0) == [loads[0]]
+    assert in_flight.quiet(1.5, 1.0) == []
+    assert in_flight.quiet(2.0, 1.0) == [loads[0]]
 
 
 def test_the_memory_of_who_read_what_is_bounded() -> None:

@@ -171,11 +171,11 @@ class InFlight:
 
     def answer_of(self, load: Load, unique: int, now_s: float) -> Request | None:
         """The request that a worker's answer is for; None when it owes no such answer, or another one gave it."""
-        load.awake_at_s = load.heard_at_s = now_s
-        load.full = False
         request = load.owed.pop(unique, None)
         if request is None:
-            return None
+            return None  # which shows nothing: who talks without being asked need not have read a thing
+        load.awake_at_s = load.heard_at_s = now_s
+        load.full = False
         self.owed -= 1
         if request.opcode == wire.READ:
             load.reads -= 1
