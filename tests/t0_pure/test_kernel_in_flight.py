@@ -264,7 +264,7 @@ def test_an_answer_to_nothing_is_nobodys() -> None:
 
 
 def test_a_worker_that_only_talks_is_not_awake() -> None:
-    """What it was given lies in its socket, and goes to another one; the supervisor hears how long it has lain there."""
+    """What it was given lies in its socket, and goes to another one; the supervisor hears for how long."""
     in_flight, loads, sockets = workers(2)
     request = read(1)
     in_flight.given(request, loads[0], 0)
