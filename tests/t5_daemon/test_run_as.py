@@ -160,7 +160,7 @@ def test_the_control_socket_takes_changes_from_root_and_from_no_stranger(
     assert shown.returncode == 0, shown.stderr
     rows = {row[:2]: row for row in (tuple(line.split()) for line in shown.stdout.splitlines())}
     assert [row[-2:] for head, row in rows.items() if head[:1] == ("worker",)] == [(f"{USER}:{USER}", "none")] * 2
-    refused = error_line(shared.command("refresh", before=stranger), 6)
+    refused = error_line(shared.command("refresh", before=stranger), 3)
     assert f"refresh is for root and the user who mounted, not for uid {STRANGER}" in refused
     shared.mount.mount.copy_stderr()
 
