@@ -10,8 +10,12 @@ import contextlib
 import itertools
 import os
 import resource
+import time
 from collections.abc import Iterator
 from pathlib import Path
+
+LOOKS = 10
+LOOK_S = 0.02
 
 
 @contextlib.contextmanager
@@ -19,9 +23,7 @@ def no_more_descriptors(*pids: int) -> Iterator[None]:
     """None of these processes gets another descriptor within the block."""
     before = {}
     for pid in pids:
-        listed = os.listdir(f"/proc/{pid}/fd")
-        # Without the one that this listing itself had, where it is our own process.
-        used = {int(number) for number in listed if os.path.lexists(f"/proc/{pid}/fd/{number}")}
+        used = _lasting(pid)
         lowest_free = next(number for number in itertools.count() if number not in used)
         _, hard = before[pid] = resource.prlimit(pid, resource.RLIMIT_NOFILE)
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (lowest_free, hard))
@@ -31,6 +33,21 @@ def no_more_descriptors(*pids: int) -> Iterator[None]:
         for pid, limits in before.items():
             with contextlib.suppress(ProcessLookupError):  # a test may have ended it
                 resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
+
+
+def _lasting(pid: int) -> set[int]:
+    """Descriptors that stay: one that is open for a moment would be free for another use afterwards."""
+    used = _used(pid)
+    for _ in range(LOOKS - 1):
+        time.sleep(LOOK_S)
+        used &= _used(pid)
+    return used
+
+
+def _used(pid: int) -> set[int]:
+    listed = os.listdir(f"/proc/{pid}/fd")
+    # Without the one that this listing itself had, where it is our own process.
+    return {int(number) for number in listed if os.path.lexists(f"/proc/{pid}/fd/{number}")}
 
 
 def without_threads_reason() -> str | None:
