@@ -24,6 +24,9 @@ TELL_S = 60.0
 PROBE_S = 5.0
 """Seconds one look may take: a mount that hangs is asked again."""
 
+LEAST_PROBE_S = 0.5
+"""What a look gets also when the time is over: `--timeout-s 0` asks once."""
+
 
 @click.command(short_help="Wait until reads work on a mount.")
 @click.argument("mountpoint", type=PathName("dir"))
@@ -48,7 +51,7 @@ def wait(mountpoint: Path, timeout_s: float, common: Common, flags: dict[str, ob
     started = told_at = time.monotonic()
     with ExitStack() as stack:
         spinner = stack.enter_context(_spinner()) if sys.stderr.isatty() else None
-        while (why_not := _why_not(mountpoint, runtime_dir)) is not None:
+        while (why_not := _why_not(mountpoint, runtime_dir, started + timeout_s - time.monotonic())) is not None:
             now = time.monotonic()
             if now - started >= timeout_s:
                 raise InterruptedWait(f"{str(mountpoint)!r} is not ready after {timeout_s:g} s: {why_not}")
@@ -71,11 +74,13 @@ def _spinner() -> Status:
     return Console(stderr=True).status("waiting")
 
 
-def _why_not(mountpoint: Path, runtime_dir: Path) -> str | None:
-    """None when reads work. The mount is looked at from outside, so that a hung one can't hang this command."""
+def _why_not(mountpoint: Path, runtime_dir: Path, left_s: float) -> str | None:
+    """None when reads work. The mount is looked at from outside, so that a hung one can't hang this command; each of
+    the two looks takes at most what is `left_s`, but is given a moment."""
     from fusecache.daemon import control_client
     from fusecache.daemon.mountpoint import find_mount, is_ours, probe
 
+    look_s = min(PROBE_S, max(LEAST_PROBE_S, left_s))
     mounted = find_mount(mountpoint)
     if mounted is None:
         return "nothing is mounted there"
@@ -83,12 +88,12 @@ def _why_not(mountpoint: Path, runtime_dir: Path) -> str | None:
         return f"{mounted.source!r} ({mounted.fs_type}) is mounted there, not fusecache"
     try:
         socket = control_client.find_socket(mounted, runtime_dir)
-        if not control_client.call(socket, "status", PROBE_S).get("ready"):
+        if not control_client.call(socket, "status", look_s).get("ready"):
             return "it is starting"
     except FusecacheError:
         # In a pod the control folder is often not there: then the mount itself is all there is to ask.
         pass
-    health = probe(mountpoint, PROBE_S)
+    health = probe(mountpoint, look_s)
     if health != "ok":
         return f"it is {health}"
     # A dead mount that somebody has taken away meanwhile leaves an empty folder, which answers.

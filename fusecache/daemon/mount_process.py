@@ -22,6 +22,7 @@ from fusecache.config.mount_command import MountCommand
 from fusecache.config.settings import MountPlan
 from fusecache.errors import UNEXPECTED, FusecacheError
 from fusecache.kernel import ready_pipe
+from fusecache.kernel.supervisor.parts import ending
 
 STOP_S = 20.0
 """Seconds a mount may take to end after SIGTERM, before SIGKILL: it has an unmount and open streams to finish."""
@@ -102,7 +103,7 @@ class MountProcess:
 
     def wait_end(self) -> str:
         """Block until it has ended; `exit code 0`, `SIGKILL` ..."""
-        return _ending(self._process.wait())
+        return ending(self._process.wait())
 
     @property
     def exit_code(self) -> int | None:
@@ -134,12 +135,3 @@ def python_path() -> str:
     """So that the child finds this very package from its own folder, installed or not."""
     own = str(Path(fusecache.__file__).resolve().parents[1])
     return os.pathsep.join(filter(None, (own, os.environ.get("PYTHONPATH"))))
-
-
-def _ending(code: int) -> str:
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        return signal.Signals(-code).name
-    except ValueError:
-        return f"signal {-code}"

@@ -177,7 +177,7 @@ class Supervisor:
             self._child_ended(pid, status)
 
     def _child_ended(self, pid: int, status: int) -> None:
-        how = ending(status)
+        how = ending(os.waitstatus_to_exitcode(status))
         if pid == self._agent.pid:
             self._hear_agent()  # its last words
         elif pid == self._gate.pid:

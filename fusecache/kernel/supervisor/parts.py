@@ -194,12 +194,11 @@ def keep_only(descriptors: Sequence[int]) -> None:
     os.closerange(begin, 1 << 20)
 
 
-def ending(status: int) -> str:
-    """How a process ended, from waitpid's status: `exit code 3`, `SIGKILL`."""
-    code = os.waitstatus_to_exitcode(status)
-    if code >= 0:
-        return f"exit code {code}"
+def ending(exit_code: int) -> str:
+    """How a process ended, in words: `exit code 3`, or `SIGKILL` for -9."""
+    if exit_code >= 0:
+        return f"exit code {exit_code}"
     try:
-        return signal.Signals(-code).name
+        return signal.Signals(-exit_code).name
     except ValueError:
-        return f"signal {-code}"
+        return f"signal {-exit_code}"

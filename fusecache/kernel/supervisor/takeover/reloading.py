@@ -99,7 +99,7 @@ class Reloading:
         if self.report_fd is not None:
             self._read()
         if self.report_fd is not None:
-            self._is_over(f"it ended with {ending(status)}")
+            self._is_over(f"it ended with {ending(os.waitstatus_to_exitcode(status))}")
         self.successor.ended()
         if self.wanted:
             self.start()
