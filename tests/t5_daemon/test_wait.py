@@ -1,5 +1,5 @@
-"""`fusecache wait` on a mount that takes for each look as long as it may: given up in time. Its other answers are tested
-with real mounts, in `test_lifecycle` and `test_cli_errors`."""
+"""`fusecache wait` on a mount that takes for each look as long as it may: given up in time. Its other answers are
+tested with real mounts, in `test_lifecycle` and `test_cli_errors`."""
 
 from __future__ import annotations
 
