@@ -99,7 +99,9 @@ def _print_one(state: dict[str, Any]) -> None:
     if "redelivered" in (gate := state.get("gate") or {}):
         told = (("redelivered", "worker died"), ("given_twice", "worker blocked"))
         again = ", ".join(f"{gate[key]} ({why})" for key, why in told)
-        click.echo(f"{'given again':<18} {again}; {gate['poisoned']} given up, {gate['interrupted']} interrupted")
+        ended = (("poisoned", "given up"), ("interrupted", "interrupted"), ("timed_out", "timed out"))
+        without = ", ".join(f"{gate[key]} {how}" for key, how in ended)
+        click.echo(f"{'given again':<18} {again}; {without}")
     if state.get("parts"):
         click.echo()
         rows = [

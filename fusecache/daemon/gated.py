@@ -27,7 +27,7 @@ from typing import NamedTuple, NoReturn, TypeVar
 import structlog
 
 from fusecache.config.mount_command import MountCommand
-from fusecache.config.settings import MountPlan
+from fusecache.config.settings import MountPlan, Settings
 from fusecache.daemon import process_ids, takeover
 from fusecache.daemon.control_client import mount_lock, socket_path
 from fusecache.daemon.embedded_child import EmbeddedChild, restart_argv, served_by
@@ -50,6 +50,9 @@ Passed = TypeVar("Passed", MountPlan, MountCommand)
 
 SLOTS = 64
 """Answers of one worker on their way at once, 1 MiB each at most; their pages are made when they are first used."""
+
+LATE_S = 10.0
+"""Past a request's budget, in which its worker answers whatever happens: then the gate answers."""
 
 
 class Start(NamedTuple):
@@ -159,7 +162,7 @@ def become_supervisor(
         spin_us=settings.spin_us or 0,
         slots=SLOTS,
         silent_s=settings.silent_s,
-        gate_settings=_backing_devices(plan),
+        gate_settings={**_backing_devices(plan), "answer_limits": _answer_limits(settings)},
         log_level=settings.log_level,
     )
     sys.stdout.flush()
@@ -233,6 +236,11 @@ def from_memfd(descriptor: int, kind: type[Passed]) -> Passed:
     content = pickle.loads(os.pread(descriptor, os.fstat(descriptor).st_size, 0))
     assert isinstance(content, kind)
     return content
+
+
+def _answer_limits(settings: Settings) -> dict[str, float]:
+    """How long the gate waits for workers (`kernel.gate.dispatch.Limits`): for longer than they ever take."""
+    return {"read_s": settings.read_budget_s + LATE_S, "other_s": settings.metadata_budget_s + LATE_S}
 
 
 def _backing_devices(plan: MountPlan) -> dict[str, list[int]]:

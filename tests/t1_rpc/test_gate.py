@@ -733,6 +733,50 @@ def test_a_killed_caller_does_not_wait(start: Start, killed: set[int]) -> None:
     assert (status["interrupted"], status["in_flight"]) == (1, 0)
 
 
+def test_what_no_worker_answers_is_answered_by_the_gate(start: Start, killed: set[int], expected_logs: Declare) -> None:
+    """S19: each kind of request has its limit, and what comes after it is dropped. (`killed`: looks at once.)"""
+    expected_logs("request answered EIO: no worker has answered it", count=1)
+    system = start(answer_limits={"read_s": 0.3, "other_s": 3600.0})
+    worker = system.first_worker()
+    system.ask(wire.LOOKUP, 8, body=b"name\0")
+    read_by(system, 10, 77)
+    assert [worker.take()[1] for _ in range(2)] == [8, 10]
+    assert system.answered() == (errno.EIO, 10, b"")
+    worker.answer_read(10, b"late")
+    read_by(system, 12, 77)
+    assert worker.take()[1] == 12
+    worker.answer_read(12, b"content")
+    assert system.answered() == (0, 12, b"content")
+    status = system.status()
+    assert (status["timed_out"], status["interrupted"], status["in_flight"]) == (1, 0, 1)
+
+
+def test_what_waits_for_a_worker_is_answered_by_the_gate_too(
+    start: Start, killed: set[int], expected_logs: Declare
+) -> None:
+    expected_logs("request answered EIO: no worker has answered it", count=1)
+    system = start(answer_limits={"read_s": 0.3, "other_s": 0.3})
+    system.first_worker().die()
+    wait_until(lambda: system.status()["worker_deaths"] == 1)
+    read_by(system, 10, 77)
+    assert system.answered() == (errno.EIO, 10, b"")
+    assert system.status()["waiting"] == 0
+
+
+def test_who_was_frozen_gives_workers_their_time_again(
+    start: Start, killed: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everything was stopped, and longer than any limit: what is in flight is not at its end."""
+    monkeypatch.setattr(dispatch, "FROZEN_S", -1.0)  # each look is the first one after a stop
+    system = start(answer_limits={"read_s": 0.2, "other_s": 0.2})
+    worker = system.first_worker()
+    read_by(system, 10, 77)
+    worker.take()
+    time.sleep(0.6)
+    worker.answer_read(10, b"content")
+    assert system.answered() == (0, 10, b"content")
+
+
 def test_a_killed_caller_does_not_wait_for_a_worker_either(start: Start, killed: set[int]) -> None:
     system = start()
     system.first_worker().die()
@@ -1304,7 +1348,10 @@ def test_a_notification_that_blocks_holds_up_no_request(start: Start) -> None:
     link.close()
 
 
-def test_a_link_that_ends_is_an_error_for_its_callers_and_another_one_takes_over(start: Start) -> None:
+def test_a_link_that_ends_is_an_error_for_its_callers_and_another_one_takes_over(
+    start: Start, expected_logs: Declare
+) -> None:
+    expected_logs("the agent gets no answer", optional=True)  # where the question was taken before the link ended
     system = start()
     system.first_worker()
     first = system.link()

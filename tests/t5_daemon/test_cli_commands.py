@@ -69,7 +69,9 @@ def test_status_tells_restarts_uptime_and_what_was_given_again(mount: Mount, fol
     for part in state["parts"]:
         (row,) = [line for line in text.splitlines() if line.startswith(f"{part['name']} ")]
         assert " s" in row
-    assert re.search(r"given again +\d+ \(worker died\), \d+ \(worker blocked\); \d+ given up, \d+ interrupted", text)
+    assert re.search(
+        r"given again +\d+ \(worker died\), \d+ \(worker blocked\); \d+ given up, \d+ interrupted, \d+ timed out", text
+    )
 
 
 @needs_fuse

@@ -9,7 +9,8 @@ What is not answered KILLED_S after it came is looked at: if its caller is being
 answered EINTR, so that a killed process is gone although nobody answers it. The kernel's INTERRUPT is of no use for
 that: it comes for any signal, and no program expects EINTR of a file (a stat(2) that fails looks like a missing file, a
 mapping becomes SIGBUS); and it does not come for direct reads, which wait unkillably where FUSE_ASYNC_DIO is
-negotiated.
+negotiated. What no worker answers within `Limits` is answered EIO: workers keep to their budgets, but one that hangs in
+a disk, or is no longer ours, may keep to nothing.
 
 Decides by `in_flight`; takes no request from the kernel itself.
 """
@@ -17,12 +18,13 @@ Decides by `in_flight`; takes no request from the kernel itself.
 from __future__ import annotations
 
 import errno
+import math
 import os
 import select
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from fusecache.kernel import wire
 from fusecache.kernel.gate.answers import Answers
@@ -42,6 +44,15 @@ NUDGE_S: Final = 1.0
 KILLED_S: Final = 2.0
 """What a caller waits for is mostly there by then; a killed one is not to stay longer (5 s are promised)."""
 CALLERS_EVERY_S: Final = 1.0
+FROZEN_S: Final = 5.0
+"""No look for so long: this process was stopped, and so, most likely, were the workers. They get their time again."""
+
+
+class Limits(NamedTuple):
+    """How long requests may be with the workers."""
+
+    read_s: float = math.inf
+    other_s: float = math.inf
 
 
 class WorkersFailed(Exception):
@@ -69,6 +80,7 @@ class Dispatch:
         on_init_answer: Callable[[bytes], None],
         tell: Callable[[dict[str, Any]], None],
         log: Log,
+        limits: Limits,
     ) -> None:
         """`init`: the message for workers, and how their answer is patched for `on_init_answer`. `tell`: supervisor."""
         self._answers = answers
@@ -79,6 +91,7 @@ class Dispatch:
         self._on_init_answer = on_init_answer
         self._tell = tell
         self._log = log
+        self._limits = limits
         self.by_socket: dict[int, Worker] = {}
         self._by_index: dict[int, Worker] = {}
         self.in_flight = InFlight(self._has_unread)
@@ -86,9 +99,12 @@ class Dispatch:
         """Workers die as fast as they start: EIO at once instead of waiting."""
         self.counts = {
             "worker_deaths": 0, "workers_broken": 0, "answers_unasked": 0, "given_twice": 0, "interrupted": 0,
+            "timed_out": 0,
         }  # fmt: skip
         self._callers_at_s = 0.0
-        """When to look at the callers of what waits long."""
+        """When to look at what waits long, and at its callers."""
+        self._looked_at_s = 0.0
+        self._thawed_at_s = 0.0
         self.slot_bytes = 0
         self._waiters: list[threading.Event] = []
         """Of other threads that wait for an answer."""
@@ -281,18 +297,28 @@ class Dispatch:
         else:
             self._give_waiting(now_s)
 
-    def _end_killed(self, now_s: float) -> None:
+    def _end_overdue(self, now_s: float) -> None:
+        """Answer what waits for too long, or for nobody: EIO, EINTR."""
         killed: dict[int, bool] = {}
         for request in self.in_flight.taken_before(now_s - KILLED_S):
             caller = wire.caller_of(request.message)
             if caller not in killed:
                 killed[caller] = is_being_killed(caller)
+            limit_s = self._limits.read_s if request.opcode == wire.READ else self._limits.other_s
             if killed[caller]:
-                self.in_flight.give_up(request)
                 self.counts["interrupted"] += 1
-                self._answers.write_error(request.unique, errno.EINTR)
+                self._give_up(request, errno.EINTR)
+            elif now_s - max(request.taken_at_s, self._thawed_at_s) > limit_s:
+                self.counts["timed_out"] += 1
+                name = wire.OPCODE_NAMES.get(request.opcode, str(request.opcode))
+                self._log.error("request answered EIO: no worker has answered it", request=name, inode=request.inode)
+                self._give_up(request, errno.EIO)
         for waiter in self._waiters:
             waiter.set()
+
+    def _give_up(self, request: Request, error: int) -> None:
+        self.in_flight.give_up(request)
+        self._answers.write_error(request.unique, error)
 
     def wait_answered(self, opcodes: frozenset[int], inode: int, most_s: float) -> None:
         """Wait until what is in flight now for an inode is answered, at most so long. Not in the loop's thread."""
@@ -325,9 +351,12 @@ class Dispatch:
     def look_around(self, now_s: float) -> None:
         """What no message starts: credits that came back, requests left unread, callers that were killed."""
         in_flight = self.in_flight
+        if now_s - self._looked_at_s > FROZEN_S:
+            self._thawed_at_s = now_s
+        self._looked_at_s = now_s
         if now_s >= self._callers_at_s and in_flight.is_busy:
             self._callers_at_s = now_s + CALLERS_EVERY_S
-            self._end_killed(now_s)
+            self._end_overdue(now_s)
         if in_flight.owed:
             for load in in_flight.quiet(now_s, NUDGE_S):
                 self._by_index[load.index].nudge()

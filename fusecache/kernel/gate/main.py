@@ -20,11 +20,12 @@ One thread does all of this and never blocks but in epoll; notifications are wri
 `status` (also for the agent, by `kernel.gate_link`): `answered` and `dispatched` (requests by opcode: answered here,
 given to a worker), `redelivered`, `poisoned`, `given_twice` (left unread by a blocked worker), `worker_deaths`,
 `workers_broken` (cut off for what they sent), `answers_unasked` (of a slower worker, or to nothing), `interrupted`
-(answered EINTR: their caller was killed), `bytes_by_slots`, `notifications` (pushes, pushes_refused, stored_bytes),
-`spin_seconds`; `in_flight`, `waiting`, `failing`, `workers` (`unread_s`: for how long its socket has lain unread);
-`refusals` (of offered files, by reason), `learned` (files that are known); `direct_reads` (reads, bytes, mapped_bytes
-of them, not_in_memory); in passthrough mode `opens` (passthrough_new, passthrough_learned, passthrough_known,
-ordinary), `open_inodes`, `closed_backings` (registered still, nobody has them open).
+(answered EINTR: their caller was killed), `timed_out` (answered EIO: no worker answered), `bytes_by_slots`,
+`notifications` (pushes, pushes_refused, stored_bytes), `spin_seconds`; `in_flight`, `waiting`, `failing`, `workers`
+(`unread_s`: for how long its socket has lain unread); `refusals` (of offered files, by reason), `learned` (files that
+are known); `direct_reads` (reads, bytes, mapped_bytes of them, not_in_memory); in passthrough mode `opens`
+(passthrough_new, passthrough_learned, passthrough_known, ordinary), `open_inodes`, `closed_backings` (registered still,
+nobody has them open).
 
 Decides nothing about file contents, names or freshness, and restarts nobody.
 """
@@ -50,7 +51,7 @@ from fusecache.kernel.gate import carried, open_table
 from fusecache.kernel.gate.answers import Answers, Unmounted
 from fusecache.kernel.gate.backing import Backing, Registry
 from fusecache.kernel.gate.direct_reads import DirectReads
-from fusecache.kernel.gate.dispatch import Dispatch, WorkersFailed
+from fusecache.kernel.gate.dispatch import Dispatch, Limits, WorkersFailed
 from fusecache.kernel.gate.in_flight import Request
 from fusecache.kernel.gate.learned import LearnedFiles
 from fusecache.kernel.gate.notifications import Notifications
@@ -145,6 +146,7 @@ class Gate:
             self._take_init_answer,
             self._tell,
             self._log,
+            Limits(**settings.get("answer_limits", {})),
         )
         room = StoreRoom(time.monotonic) if "store" in settings.get("features", ("store",)) else None
         self._notifications = Notifications(device, self.status, self._learned, room, self._wait_answered, self._log)
