@@ -70,6 +70,7 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
         yield Scene(mount, contents)
 
 
+@pytest.mark.long
 def test_f17_worker_without_threads_answers_eio_and_goes_on(scene: Scene, expected_logs: Callable[..., None]) -> None:
     """S22: reads that a thread was to wait for."""
     expected_logs("no thread can be started")

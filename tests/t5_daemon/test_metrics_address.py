@@ -37,6 +37,7 @@ def test_mount_metrics_address_that_is_taken_is_named(tmp_path: Path, source: Pa
     assert f"metrics_address '{address}' can't be used: Address already in use; give another host:port" in line
 
 
+@pytest.mark.long
 def test_agent_that_comes_again_goes_on_without_an_address_that_is_taken(
     source: Path, point: Path, tmp_path: Path, expected_logs: log_noise.Declare
 ) -> None:

@@ -87,6 +87,7 @@ def test_dead_mount_is_unmounted(mount: Mount, tmp_path: Path) -> None:
     assert not is_mounted(mount.mountpoint)
 
 
+@pytest.mark.long
 def test_hung_mount_hangs_nobody_and_is_taken_down(mount: Mount, tmp_path: Path) -> None:
     assert mount.process is not None
     signal_all(mount.process.pid, signal.SIGSTOP)

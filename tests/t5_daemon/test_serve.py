@@ -121,6 +121,7 @@ def test_serve_mount_that_dies_is_named_and_the_others_are_stopped(serve: Serve)
     assert not any(is_mounted(point) for point in serve.points)
 
 
+@pytest.mark.long
 def test_serve_stuck_mount_is_unhealthy_and_not_ready(serve: Serve) -> None:
     stuck = serve.child(0)
     signal_all(stuck, signal.SIGSTOP)
