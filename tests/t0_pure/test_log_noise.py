@@ -45,3 +45,9 @@ def test_log_noise_of_a_test_that_runs_beside_is_no_problem_and_counts_where_it_
     assert check([("stderr", said)], []) == []
     assert check([("stderr", said)], [Expectation("another mount namespace", 1)]) == []
     assert check([("stderr", "")], [Expectation("another mount namespace", 1)]) != []
+
+
+def test_log_noise_of_a_client_that_left_grpcs_server_is_no_problem_but_another_traceback_is() -> None:
+    left = "ERROR    grpc._cython.cygrpc:events.py:80 ExecuteBatchError raised in core by servicer method [/a.B/C]"
+    assert check([("log", f"{left}\n{TRACEBACK}")], []) == []
+    assert check([("log", f"{left}\nquiet line\n{TRACEBACK}")], []) != []
