@@ -11,7 +11,6 @@ Who serves a mount is not known here (`daemon.control` asks it).
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import re
 import shutil
@@ -27,6 +26,7 @@ from typing import Literal, NamedTuple
 
 from fusecache.config.source import folder_here
 from fusecache.errors import MountError, StateError
+from fusecache.kernel.lock_file import lock_within, open_lock
 
 OUR_TYPE = "fuse.fusecache"
 PROBE_S = 5.0
@@ -38,7 +38,6 @@ COMMAND_S = 10.0
 CLAIM_S = 60.0
 """Longer than looking at a mount that hangs, detaching it and mounting take."""
 
-CLAIM_POLL_S = 0.02
 POLL_S = 0.1
 FUSE_DEVICE = Path("/dev/fuse")
 FUSE_CONF = Path("/etc/fuse.conf")
@@ -255,23 +254,16 @@ def claim(lock_file: Path) -> Iterator[None]:
     """
     try:
         lock_file.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        descriptor = os.open(lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        descriptor = open_lock(lock_file)
     except OSError as failure:
         raise StateError(
             f"lock file {str(lock_file)!r} can't be made: {failure.strerror}; give another --runtime-dir"
         ) from None
-    deadline_s = time.monotonic() + CLAIM_S
     try:
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline_s:
-                    raise MountError(
-                        f"another process has been at that place for {CLAIM_S:.0f} s (lock file {str(lock_file)!r})"
-                    ) from None
-                time.sleep(CLAIM_POLL_S)
+        if not lock_within(descriptor, CLAIM_S):
+            raise MountError(
+                f"another process has been at that place for {CLAIM_S:.0f} s (lock file {str(lock_file)!r})"
+            )
         yield
     finally:
         os.close(descriptor)

@@ -15,15 +15,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import os
 import select
-import time
 from collections.abc import Iterator
 from typing import Any, Final, Self
 
 from fusecache.errors import MountError
 from fusecache.kernel import device, init_message
+from fusecache.kernel.lock_file import lock_within, open_lock
 from fusecache.kernel.log import Log
 from fusecache.kernel.spec import MountSpec
 from fusecache.kernel.supervisor.takeover.facts import Facts
@@ -33,7 +32,6 @@ INIT_S: Final = 10.0
 """Seconds for the kernel's INIT after mount(2); it is there at once."""
 
 LOCK_S: Final = 30.0
-LOCK_POLL_S: Final = 0.05
 
 
 class MountSession:
@@ -263,22 +261,13 @@ def _claimed(lock_file: str | None) -> Iterator[None]:
     if lock_file is None:
         yield
         return
-    deadline = time.monotonic() + LOCK_S
     try:
-        descriptor = os.open(lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        descriptor = open_lock(lock_file)
     except OSError as failure:
         raise MountError(f"lock file {lock_file!r} can't be opened: {failure.strerror}") from None
     try:
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise MountError(
-                        f"another process has been mounting there for {LOCK_S:.0f} s (lock file {lock_file!r})"
-                    ) from None
-                time.sleep(LOCK_POLL_S)
+        if not lock_within(descriptor, LOCK_S):
+            raise MountError(f"another process has been mounting there for {LOCK_S:.0f} s (lock file {lock_file!r})")
         yield
     finally:
         os.close(descriptor)
